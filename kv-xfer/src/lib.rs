@@ -1,0 +1,1 @@
+//! KV-block transfer engine.

@@ -1,0 +1,2 @@
+//! `kvx`, the command-line tool of kv-xfer.
+fn main() {}
