@@ -1,0 +1,2 @@
+//! The descriptor of blocks that live on another engine, and its codecs.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The engine: driver thread, read handles, quarantine, leases.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! What carries the bytes.
+#![forbid(unsafe_code)]

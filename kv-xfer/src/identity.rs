@@ -1,0 +1,2 @@
+//! Which tokens a block holds: chained block hashes.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Who may free which blocks, and when.
+#![forbid(unsafe_code)]

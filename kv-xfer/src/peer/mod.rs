@@ -1,0 +1,2 @@
+//! Cards, the handshake, incarnations: what engines know of each other.
+#![forbid(unsafe_code)]

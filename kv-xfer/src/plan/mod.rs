@@ -1,0 +1,2 @@
+//! From block pairs to runs to descriptors.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Read or recompute.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Counters and tracing.
+#![forbid(unsafe_code)]

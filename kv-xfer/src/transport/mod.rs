@@ -1,0 +1,214 @@
+//! The seam between the engine and what moves bytes. Two implementations: `nixl` over libnixl
+//! and `sim`, an in-memory fabric that does what a script says.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::ids::AgentName;
+use crate::layout::{MemKind, RegionGeometry};
+use crate::memory::ControlWords;
+
+/// One contiguous move: `len` bytes from `remote` (an address at the peer) to `local`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Descriptor {
+    /// Address at the peer.
+    pub remote: u64,
+    /// Address here.
+    pub local: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Where the two ends of a window's descriptors lie. All descriptors of a window share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// Kind of the remote memory.
+    pub remote_mem: MemKind,
+    /// Remote device index.
+    pub remote_device: u32,
+    /// Kind of the local memory.
+    pub local_mem: MemKind,
+    /// Local device index.
+    pub local_device: u32,
+}
+
+impl Ends {
+    /// Host memory on both sides.
+    pub const HOST: Self = Self {
+        remote_mem: MemKind::Dram,
+        remote_device: 0,
+        local_mem: MemKind::Dram,
+        local_device: 0,
+    };
+}
+
+/// How far a posted request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Bytes may still be written.
+    Pending,
+    /// Every byte has landed; nothing more will be written.
+    Done,
+}
+
+/// What a failure means for the peer and for the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The peer is gone or the connection to it broke: load it again before the next read.
+    PeerLost,
+    /// The transport refused the arguments: a fault of the caller or of the peer's card.
+    Rejected,
+    /// The backend failed in a way that says nothing more.
+    Backend,
+    /// This build or this machine cannot do it.
+    Unsupported,
+}
+
+/// A failure of the transport, with the raw cause beside our reading of it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{operation} failed ({kind:?}): {cause}")]
+pub struct TransportError {
+    /// What was being done.
+    pub operation: &'static str,
+    /// What it means.
+    pub kind: FailureKind,
+    /// The cause, with the transport's own status name and number.
+    pub cause: String,
+    /// The transport's own status code, where there is one.
+    pub raw: Option<i32>,
+}
+
+/// What a transport is, for reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransportInfo {
+    /// "nixl" or "sim".
+    pub name: &'static str,
+    /// Version of the library behind it.
+    pub version: String,
+    /// Backend within it, such as `UCX`.
+    pub backend: String,
+}
+
+/// Makes agents. Shared by the threads of an engine; agents themselves are not.
+pub trait Transport: Send + Sync + 'static {
+    /// The agents it makes.
+    type Agent: Agent;
+
+    /// Creates an agent under a name that no other agent of the cluster has. May take tens of
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the backend cannot be created.
+    fn open_agent(&self, name: &AgentName, role: AgentRole) -> Result<Self::Agent, TransportError>;
+
+    /// Memory for `slots` words that its agents can register.
+    ///
+    /// # Errors
+    /// [`TransportError`] when memory cannot be had.
+    fn control_words(&self, slots: u32) -> Result<Arc<dyn ControlWords>, TransportError>;
+
+    /// What this is.
+    fn info(&self) -> TransportInfo;
+}
+
+/// What an agent is for; decides about its progress thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AgentRole {
+    /// Registers memory, is read from and receives notifications. Must make progress by itself.
+    Serve,
+    /// Posts reads; progresses when polled.
+    Read,
+}
+
+/// One endpoint. Owned by one thread at a time; dropping it destroys it.
+///
+/// **The fence.** Destroying an agent is the only thing that stops its posted reads from writing.
+/// After `drop` returns, no byte of local memory changes on this agent's behalf.
+pub trait Agent: Send + 'static {
+    /// A posted read. Dropping it is not a cancellation: the engine keeps it until
+    /// [`poll`](Agent::poll) has reported its end, or destroys the agent first.
+    type Request: Send + 'static;
+
+    /// Registers local regions. `keep` is held until the regions are deregistered, so that memory
+    /// outlives its registration.
+    ///
+    /// # Errors
+    /// [`TransportError`]; then nothing of this call stays registered.
+    fn register(
+        &mut self,
+        regions: &[RegionGeometry],
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), TransportError>;
+
+    /// The blob that lets others read what is registered here. Opaque, and fatal to its loader when
+    /// damaged: it travels under a checksum.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the backend gives none.
+    fn metadata(&mut self) -> Result<Vec<u8>, TransportError>;
+
+    /// Loads a peer's (verified) blob and checks that it names `expected`.
+    ///
+    /// # Errors
+    /// [`TransportError`]; the peer is not loaded then.
+    fn load_peer(&mut self, metadata: &[u8], expected: &AgentName) -> Result<(), TransportError>;
+
+    /// Forgets a peer. Does not stop reads in flight.
+    fn forget_peer(&mut self, peer: &AgentName);
+
+    /// Posts one window of reads. May copy inside the call (shared memory does), so windows bound
+    /// how long it takes.
+    ///
+    /// # Errors
+    /// [`TransportError`]: nothing was posted, or what was posted has ended.
+    fn post_read(
+        &mut self,
+        peer: &AgentName,
+        ends: Ends,
+        descriptors: &[Descriptor],
+    ) -> Result<(Self::Request, Progress), TransportError>;
+
+    /// Asks how far a request is, and lets the transport make progress. After `Done` or an error
+    /// the request is over and must only be dropped.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the read failed. [`AfterError`] tells whether bytes may still land.
+    fn poll(&mut self, request: &mut Self::Request) -> Result<Progress, PollError>;
+
+    /// Sends a short message to a loaded peer.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the peer is not reachable; it may or may not have arrived.
+    fn notify(&mut self, peer: &AgentName, message: &[u8]) -> Result<(), TransportError>;
+
+    /// Takes the messages that have arrived, appended to `into`.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the backend fails.
+    fn notifications(&mut self, into: &mut Vec<(AgentName, Vec<u8>)>)
+    -> Result<(), TransportError>;
+}
+
+/// Whether bytes may still land after a failed poll.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AfterError {
+    /// The request is terminal: nothing more is written on its behalf.
+    Quiet,
+    /// Not known: only destroying the agent ends the doubt.
+    InDoubt,
+}
+
+/// A failed read, and whether its bytes may still land.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{error}")]
+pub struct PollError {
+    /// The failure.
+    #[source]
+    pub error: TransportError,
+    /// Whether bytes may still land.
+    pub after: AfterError,
+}
