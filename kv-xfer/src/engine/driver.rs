@@ -1,0 +1,762 @@
+//! The driver: one thread that owns the agents and moves every read along.
+//!
+//! Commands come from callers, events from the threads that may block; the driver itself never
+//! waits on anything but its own channels. [`Driver::step`] does one round; the thread around it
+//! spins while an end is near, backs off after that, and parks when nothing is in flight.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender};
+
+use super::config::ReaderConfig;
+use super::connect::{ConnectError, Errand, Met, Teardown};
+use super::error::ReadError;
+use super::handle::{FailedBlocks, Landed, ReadFailure, ReadId};
+use super::link::Link;
+use super::notice::Notice;
+use super::read::{ActiveRead, Advance, Env, ReadJob, ReleasePolicy};
+use crate::clock::{Clock, MonoTime};
+use crate::descriptor::LeaseRef;
+use crate::ids::{EngineId, Incarnation, WordSlot};
+use crate::memory::{ControlWords, KvPool, OwnedBlocks};
+use crate::peer::PeerAddr;
+use crate::telemetry::EngineStats;
+use crate::transport::{Agent, Descriptor, Transport};
+
+/// How long an agent is polled after a notice was given to it, so that the notice leaves.
+const FLUSH: Duration = Duration::from_millis(20);
+/// First pause before a peer that could not be met is dialled again; doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest such pause: a restarted peer is met again within it.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Longest sleep between polls while something is in flight.
+const MAX_NAP: Duration = Duration::from_micros(500);
+/// Longest park while nothing is in flight.
+const MAX_PARK: Duration = Duration::from_secs(1);
+
+/// A release that is not tied to a read.
+#[derive(Debug)]
+pub(crate) struct ReleaseJob {
+    pub engine: EngineId,
+    pub address: PeerAddr,
+    pub incarnation: Incarnation,
+    pub lease: LeaseRef,
+}
+
+/// What callers ask for.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Read(Box<ReadJob>),
+    Release(ReleaseJob),
+    Connect { engine: EngineId, address: PeerAddr },
+    Shutdown { deadline: MonoTime },
+}
+
+/// What the threads that may block report.
+#[derive(Debug)]
+pub(crate) enum Event<A: Agent> {
+    Met { engine: EngineId, result: Result<Met<A>, ConnectError> },
+    Fenced { link: u64 },
+}
+
+/// Blocks whose read failed or was dropped, now that nothing can write into them.
+#[derive(Debug)]
+pub struct ReturnedBlocks {
+    /// The read they were in.
+    pub read: ReadId,
+    /// The blocks; their content is not to be used.
+    pub blocks: OwnedBlocks,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    /// Places of the reads that wait for it.
+    waiting: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    until: MonoTime,
+    pause: Duration,
+    last: String,
+}
+
+struct Fencing {
+    /// Place, read and blocks of each read that is in doubt until the agent is gone.
+    reads: Vec<(usize, ReadId, OwnedBlocks)>,
+}
+
+type Request<T> = <<T as Transport>::Agent as Agent>::Request;
+
+pub(crate) struct Channels<A: Agent> {
+    pub commands: Receiver<Command>,
+    pub wake: Receiver<()>,
+    pub events: Receiver<Event<A>>,
+    pub errands: Sender<Errand>,
+    pub teardowns: Sender<Teardown<A>>,
+    pub returned: Sender<ReturnedBlocks>,
+}
+
+pub(crate) struct Driver<T: Transport> {
+    // Dropped before the reads: destroying the agents is what makes giving up their blocks safe.
+    links: HashMap<EngineId, Link<T::Agent>>,
+    channels: Channels<T::Agent>,
+    reads: Vec<Option<ActiveRead<Request<T>>>>,
+    /// Places in use, in the order in which they are served.
+    order: Vec<usize>,
+    free: Vec<usize>,
+    backlog: VecDeque<Box<ReadJob>>,
+    meetings: HashMap<EngineId, Meeting>,
+    refused: HashMap<EngineId, Refused>,
+    fencing: HashMap<u64, Fencing>,
+    batch: Vec<Descriptor>,
+    config: ReaderConfig,
+    clock: Arc<dyn Clock>,
+    pool: Arc<KvPool>,
+    landing: Arc<dyn ControlWords>,
+    stats: Arc<EngineStats>,
+    stopping: Option<MonoTime>,
+}
+
+impl<T: Transport> Driver<T> {
+    pub(crate) fn new(
+        config: ReaderConfig,
+        clock: Arc<dyn Clock>,
+        pool: Arc<KvPool>,
+        landing: Arc<dyn ControlWords>,
+        stats: Arc<EngineStats>,
+        channels: Channels<T::Agent>,
+    ) -> Self {
+        let places = config.active.min(landing.region().block_count) as usize;
+        Self {
+            links: HashMap::new(),
+            channels,
+            reads: (0..places).map(|_| None).collect(),
+            order: Vec::new(),
+            free: (0..places).rev().collect(),
+            backlog: VecDeque::new(),
+            meetings: HashMap::new(),
+            refused: HashMap::new(),
+            fencing: HashMap::new(),
+            batch: Vec::with_capacity(config.window_descriptors),
+            config,
+            clock,
+            pool,
+            landing,
+            stats,
+            stopping: None,
+        }
+    }
+
+    /// Runs until shut down.
+    pub(crate) fn run(mut self) {
+        let mut moved = self.clock.now();
+        loop {
+            let now = self.clock.now();
+            if self.step(now) {
+                moved = now;
+            }
+            if let Some(deadline) = self.stopping
+                && (self.is_empty() || now >= deadline)
+            {
+                break;
+            }
+            self.rest(now, now.saturating_since(moved));
+        }
+    }
+
+    /// Nothing is active, queued or in doubt.
+    fn is_empty(&self) -> bool {
+        self.order.is_empty()
+            && self.backlog.is_empty()
+            && self.fencing.is_empty()
+            && self.links.is_empty()
+    }
+
+    /// One round: take what has come in, then move every read along by at most one window.
+    pub(crate) fn step(&mut self, now: MonoTime) -> bool {
+        let mut worked = false;
+        while let Ok(event) = self.channels.events.try_recv() {
+            self.on_event(event, now);
+            worked = true;
+        }
+        while let Ok(command) = self.channels.commands.try_recv() {
+            self.on_command(command, now);
+            worked = true;
+        }
+        while self.channels.wake.try_recv().is_ok() {}
+        worked |= self.admit(now);
+        let mut next = 0;
+        while let Some(place) = self.order.get(next).copied() {
+            worked |= self.advance(place, now);
+            // A read that has ended has left the order; its successor now stands in its place.
+            if self.order.get(next) == Some(&place) {
+                next = next.saturating_add(1);
+            }
+        }
+        self.tend_links(now);
+        worked
+    }
+
+    /// Sleeps as long as nothing can happen, at most until the next timer.
+    fn rest(&mut self, now: MonoTime, quiet: Duration) {
+        let in_flight = self.order.iter().any(|place| self.in_flight(*place));
+        if in_flight && quiet < self.config.spin {
+            std::hint::spin_loop();
+            return;
+        }
+        if in_flight && quiet < self.config.spin.saturating_mul(4) {
+            std::thread::yield_now();
+            return;
+        }
+        let flushing = self.links.values().any(|link| link.flush_until > now);
+        let limit = if in_flight {
+            (quiet / 8).min(MAX_NAP)
+        } else if flushing {
+            MAX_NAP
+        } else {
+            self.next_timer().saturating_since(now).min(MAX_PARK)
+        };
+        let mut select = crossbeam::channel::Select::new();
+        select.recv(&self.channels.commands);
+        select.recv(&self.channels.events);
+        select.recv(&self.channels.wake);
+        // What is ready stays in its channel; the next step takes it.
+        let _ = select.ready_timeout(limit.max(Duration::from_micros(20)));
+    }
+
+    fn in_flight(&self, place: usize) -> bool {
+        self.read(place).is_some_and(|read| read.in_flight() || read.link.is_some())
+    }
+
+    fn read(&self, place: usize) -> Option<&ActiveRead<Request<T>>> {
+        self.reads.get(place).and_then(Option::as_ref)
+    }
+
+    fn next_timer(&self) -> MonoTime {
+        let deadlines = self
+            .order
+            .iter()
+            .filter_map(|place| self.read(*place))
+            .map(|read| match read.told {
+                Some(told) => told + self.config.abandon_after,
+                None => read.job.deadline,
+            })
+            .chain(self.backlog.iter().map(|job| job.deadline))
+            .chain(self.links.values().map(|link| link.used + self.config.idle_peer))
+            .chain(self.stopping);
+        deadlines.min().unwrap_or(MonoTime::FAR_FUTURE)
+    }
+
+    fn on_command(&mut self, command: Command, now: MonoTime) {
+        match command {
+            Command::Read(job) => self.backlog.push_back(job),
+            Command::Release(job) => {
+                self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+            }
+            Command::Connect { engine, address } => {
+                if !self.links.contains_key(&engine) {
+                    self.meet(&engine, &address, None);
+                }
+            }
+            Command::Shutdown { deadline } => {
+                self.stopping = Some(deadline);
+                for job in std::mem::take(&mut self.backlog) {
+                    self.end_unstarted(*job, ReadError::ShuttingDown, now);
+                }
+                self.meetings.clear();
+                let waiting: Vec<usize> = self.order.clone();
+                for place in waiting {
+                    if self.read(place).is_some_and(|read| read.link.is_none()) {
+                        self.end(place, Err(ReadError::ShuttingDown), now);
+                    }
+                }
+                let engines: Vec<EngineId> = self.links.keys().cloned().collect();
+                for engine in engines {
+                    self.part(&engine, None, &ReadError::ShuttingDown, now);
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: Event<T::Agent>, now: MonoTime) {
+        match event {
+            Event::Fenced { link } => {
+                for (place, read, blocks) in
+                    self.fencing.remove(&link).map(|fencing| fencing.reads).unwrap_or_default()
+                {
+                    self.stats.quarantined.fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+                    let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
+                    self.free.push(place);
+                }
+            }
+            Event::Met { engine, result } => self.on_met(&engine, result, now),
+        }
+    }
+
+    fn on_met(
+        &mut self,
+        engine: &EngineId,
+        result: Result<Met<T::Agent>, ConnectError>,
+        now: MonoTime,
+    ) {
+        let waiting = self.meetings.remove(engine).map(|m| m.waiting).unwrap_or_default();
+        match result {
+            Ok(Met::Link(link)) if self.stopping.is_some() => {
+                let _ = self.channels.teardowns.send(Teardown {
+                    link: link.id,
+                    agent: link.agent,
+                    requests: Vec::new(),
+                });
+            }
+            Ok(Met::Link(link)) => {
+                self.refused.remove(engine);
+                if let Some(old) = self.links.get(engine) {
+                    let error = ReadError::PeerRestarted {
+                        engine: engine.clone(),
+                        expected: old.incarnation,
+                        found: link.incarnation,
+                    };
+                    self.part(engine, None, &error, now);
+                }
+                self.make_room(now);
+                self.stats.meetings.fetch_add(1, Ordering::Relaxed);
+                self.links.insert(engine.clone(), *link);
+                for place in waiting {
+                    self.start(place, now);
+                }
+            }
+            Ok(Met::Unchanged(found)) => {
+                for place in waiting {
+                    let expected = self.read(place).map_or(found, |read| read.job.incarnation);
+                    let engine = engine.clone();
+                    self.end(
+                        place,
+                        Err(ReadError::PeerRestarted { engine, expected, found }),
+                        now,
+                    );
+                }
+            }
+            Err(cause) => {
+                self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
+                let pause = self
+                    .refused
+                    .get(engine)
+                    .map_or(FIRST_PAUSE, |r| r.pause.saturating_mul(2).min(MAX_PAUSE));
+                tracing::warn!(%engine, error = %cause, ?pause, "a peer could not be met");
+                self.refused.insert(
+                    engine.clone(),
+                    Refused { until: now + pause, pause, last: cause.to_string() },
+                );
+                for place in waiting {
+                    let engine = engine.clone();
+                    self.end(
+                        place,
+                        Err(ReadError::Connect { engine, cause: cause.clone() }),
+                        now,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Gives queued reads their places.
+    fn admit(&mut self, now: MonoTime) -> bool {
+        let mut worked = false;
+        // Those that ended while queued leave without a place.
+        if self
+            .backlog
+            .iter()
+            .any(|job| job.deadline <= now || job.shared.is_cancelled())
+        {
+            for job in std::mem::take(&mut self.backlog) {
+                if job.shared.is_cancelled() {
+                    self.end_unstarted(*job, ReadError::Cancelled, now);
+                } else if job.deadline <= now {
+                    let error = ReadError::Deadline {
+                        engine: job.engine.clone(),
+                        limit: job.limit(),
+                        phase: "queued",
+                    };
+                    self.end_unstarted(*job, error, now);
+                } else {
+                    self.backlog.push_back(job);
+                }
+            }
+        }
+        while !self.backlog.is_empty() {
+            let Some(place) = self.free.pop() else { break };
+            let Some(job) = self.backlog.pop_front() else { break };
+            self.stats.queued.fetch_sub(1, Ordering::Relaxed);
+            self.stats.active.fetch_add(1, Ordering::Relaxed);
+            let slot = WordSlot(u32::try_from(place).unwrap_or(u32::MAX));
+            if let Some(empty) = self.reads.get_mut(place) {
+                *empty = Some(ActiveRead::new(*job, slot));
+            }
+            self.order.push(place);
+            self.start(place, now);
+            worked = true;
+        }
+        worked
+    }
+
+    /// Starts a read over the peer's link, or has the peer met first.
+    fn start(&mut self, place: usize, now: MonoTime) {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return };
+        let engine = read.job.engine.clone();
+        let wanted = read.job.incarnation;
+        match self.links.get_mut(&engine) {
+            Some(link) if link.incarnation == wanted => {
+                link.used = now;
+                let env = Env {
+                    config: &self.config,
+                    clock: self.clock.as_ref(),
+                    landing: self.landing.as_ref(),
+                    local_blocks: self.pool.block_count(),
+                    batch: &mut self.batch,
+                };
+                if let Err(error) = read.start(link, &env) {
+                    self.end(place, Err(error), now);
+                }
+            }
+            known => {
+                // Not met yet, or the descriptor names another life of the peer: ask the peer.
+                let known = known.map(|link| link.incarnation);
+                if let Some(refused) = self.refused.get(&engine)
+                    && refused.until > now
+                {
+                    let cause = ConnectError::BackingOff {
+                        wait: refused.until.saturating_since(now),
+                        last: refused.last.clone(),
+                    };
+                    self.end(place, Err(ReadError::Connect { engine, cause }), now);
+                    return;
+                }
+                let address = read.job.address.clone();
+                self.meet(&engine, &address, known);
+                self.meetings.entry(engine).or_default().waiting.push(place);
+            }
+        }
+    }
+
+    /// Has a peer met, unless that is under way.
+    fn meet(&mut self, engine: &EngineId, address: &PeerAddr, known: Option<Incarnation>) {
+        if self.meetings.contains_key(engine) || self.stopping.is_some() {
+            return;
+        }
+        self.meetings.insert(engine.clone(), Meeting::default());
+        let _ = self.channels.errands.send(Errand::Meet {
+            engine: engine.clone(),
+            address: address.clone(),
+            known,
+            limit: self.config.connect_timeout,
+        });
+    }
+
+    fn advance(&mut self, place: usize, now: MonoTime) -> bool {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return false };
+        let mut worked = false;
+        if read.told.is_none() {
+            let verdict = if read.job.shared.is_cancelled() {
+                Some(ReadError::Cancelled)
+            } else if read.job.deadline <= now {
+                Some(ReadError::Deadline {
+                    engine: read.job.engine.clone(),
+                    limit: read.job.limit(),
+                    phase: read.phase_name(),
+                })
+            } else {
+                None
+            };
+            if let Some(error) = verdict {
+                worked = true;
+                if !read.in_flight() {
+                    self.end(place, Err(error), now);
+                    return true;
+                }
+                self.tell(place, error, now);
+            }
+        }
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return worked };
+        if read.link.is_none() {
+            return worked;
+        }
+        let Some(link) = self.links.get_mut(&read.job.engine) else { return worked };
+        let mut env = Env {
+            config: &self.config,
+            clock: self.clock.as_ref(),
+            landing: self.landing.as_ref(),
+            local_blocks: self.pool.block_count(),
+            batch: &mut self.batch,
+        };
+        match read.advance(link, &mut env) {
+            Advance::Idle => {}
+            Advance::Worked => {
+                link.used = now;
+                worked = true;
+            }
+            Advance::Ended(verdict) => {
+                self.end(place, verdict, now);
+                return true;
+            }
+            Advance::InDoubt(error) => {
+                let engine = read.job.engine.clone();
+                self.part(&engine, Some(place), &error, now);
+                return true;
+            }
+        }
+        let overdue = self
+            .read(place)
+            .filter(|read| read.told.is_some_and(|told| told + self.config.abandon_after <= now))
+            .map(|read| read.job.engine.clone());
+        if let Some(engine) = overdue {
+            tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
+            let error = ReadError::Fenced { engine: engine.clone() };
+            self.part(&engine, Some(place), &error, now);
+            return true;
+        }
+        worked
+    }
+
+    /// Tells a read's handle of a failure while bytes may still land. The blocks stay.
+    fn tell(&mut self, place: usize, error: ReadError, now: MonoTime) {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return };
+        if read.told.is_some() {
+            return;
+        }
+        read.told = Some(now);
+        let blocks = read.job.blocks.as_ref().map_or(0, OwnedBlocks::len);
+        self.stats.count_failure(&error);
+        self.stats.quarantined.fetch_add(blocks as u64, Ordering::Relaxed);
+        tracing::debug!(read = read.job.id.0, %error, blocks, "read failed, blocks quarantined");
+        let outcome =
+            Err(ReadFailure { error, blocks: FailedBlocks::Quarantined { blocks } });
+        let _ = read.job.shared.finish(outcome);
+        let (engine, address) = (read.job.engine.clone(), read.job.address.clone());
+        let (incarnation, lease) = (read.job.incarnation, read.job.lease);
+        if read.job.release == ReleasePolicy::Always {
+            self.release(&engine, &address, incarnation, lease, now);
+        }
+    }
+
+    /// Ends a read of which nothing is in flight, and frees its place.
+    fn end(&mut self, place: usize, verdict: Result<(), ReadError>, now: MonoTime) {
+        let Some(mut read) = self.reads.get_mut(place).and_then(Option::take) else { return };
+        self.order.retain(|p| *p != place);
+        self.free.push(place);
+        self.stats.active.fetch_sub(1, Ordering::Relaxed);
+        let Some(blocks) = read.job.blocks.take() else { return };
+        if read.told.is_some() {
+            self.stats.quarantined.fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+            let _ = self.channels.returned.send(ReturnedBlocks { read: read.job.id, blocks });
+            return;
+        }
+        let landed = verdict.is_ok();
+        read.report.total = self.clock.now().saturating_since(read.job.submitted);
+        let release = match read.job.release {
+            ReleasePolicy::Always => true,
+            ReleasePolicy::AfterLanded => landed,
+            ReleasePolicy::Never => false,
+        };
+        let lost = matches!(verdict, Err(ReadError::LeaseLost { .. }));
+        let outcome = match verdict {
+            Ok(()) => {
+                self.stats.landed.fetch_add(1, Ordering::Relaxed);
+                self.stats.bytes.fetch_add(read.report.bytes, Ordering::Relaxed);
+                self.stats.descriptors.fetch_add(read.report.descriptors, Ordering::Relaxed);
+                Ok(Landed { blocks, report: read.report.clone() })
+            }
+            Err(error) => {
+                self.stats.count_failure(&error);
+                Err(ReadFailure { error, blocks: FailedBlocks::Returned(blocks) })
+            }
+        };
+        self.deliver(&read.job, outcome);
+        if release && !lost {
+            let job = &read.job;
+            self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+        }
+    }
+
+    /// Ends a read that never got a place.
+    fn end_unstarted(&mut self, mut job: ReadJob, error: ReadError, now: MonoTime) {
+        self.stats.queued.fetch_sub(1, Ordering::Relaxed);
+        self.stats.count_failure(&error);
+        if let Some(blocks) = job.blocks.take() {
+            let blocks = FailedBlocks::Returned(blocks);
+            self.deliver(&job, Err(ReadFailure { error, blocks }));
+        }
+        if job.release == ReleasePolicy::Always {
+            self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+        }
+    }
+
+    /// Hands the outcome over; blocks that nobody waits for go to the returned channel.
+    fn deliver(&self, job: &ReadJob, outcome: super::ReadOutcome) {
+        let unclaimed = match job.shared.finish(outcome) {
+            Ok(()) => return,
+            Err(Ok(landed)) => landed.blocks,
+            Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) => blocks,
+            Err(Err(_)) => return,
+        };
+        let _ = self.channels.returned.send(ReturnedBlocks { read: job.id, blocks: unclaimed });
+    }
+
+    /// Parts from a peer: fails its reads and sends the agent to be destroyed. What may still be
+    /// written stays in quarantine until that is done. `culprit` is in doubt even if it has nothing
+    /// posted.
+    fn part(&mut self, engine: &EngineId, culprit: Option<usize>, why: &ReadError, now: MonoTime) {
+        let Some(link) = self.links.remove(engine) else { return };
+        let places: Vec<usize> = self
+            .order
+            .iter()
+            .copied()
+            .filter(|place| self.read(*place).is_some_and(|read| read.link == Some(link.id)))
+            .collect();
+        let mut requests = Vec::new();
+        let mut fenced = Vec::new();
+        for place in places {
+            let in_doubt = culprit == Some(place) || self.read(place).is_some_and(ActiveRead::in_flight);
+            let error = match (culprit, why) {
+                (Some(at), _) if at == place => why.clone(),
+                (None, _) | (_, ReadError::Transport { .. }) => why.clone(),
+                _ => ReadError::Fenced { engine: engine.clone() },
+            };
+            if !in_doubt {
+                self.end(place, Err(error), now);
+                continue;
+            }
+            self.tell(place, error, now);
+            let Some(mut read) = self.reads.get_mut(place).and_then(Option::take) else { continue };
+            self.order.retain(|p| *p != place);
+            self.stats.active.fetch_sub(1, Ordering::Relaxed);
+            requests.extend(read.take_requests());
+            if let Some(blocks) = read.job.blocks.take() {
+                fenced.push((place, read.job.id, blocks));
+            }
+        }
+        self.stats.partings.fetch_add(1, Ordering::Relaxed);
+        self.fencing.insert(link.id, Fencing { reads: fenced });
+        let teardown = Teardown { link: link.id, agent: link.agent, requests };
+        if let Err(refused) = self.channels.teardowns.send(teardown) {
+            // The fencing thread is gone: destroy the agent here, late rather than never.
+            let Teardown { link, agent, .. } = refused.into_inner();
+            drop(agent);
+            self.on_event(Event::Fenced { link }, now);
+        }
+    }
+
+    /// Tells a holder that a lease is needed no longer.
+    fn release(
+        &mut self,
+        engine: &EngineId,
+        address: &PeerAddr,
+        incarnation: Incarnation,
+        lease: LeaseRef,
+        now: MonoTime,
+    ) {
+        self.stats.releases.fetch_add(1, Ordering::Relaxed);
+        if let Some(link) = self.links.get_mut(engine)
+            && link.incarnation == incarnation
+        {
+            let notice = Notice::Release { incarnation, lease: lease.id, word: lease.word };
+            match link.agent.notify(&link.peer, &notice.encode()) {
+                Ok(()) => {
+                    link.used = now;
+                    link.flush_until = now + FLUSH;
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%engine, %error, "release by notice failed, using the side channel");
+                }
+            }
+        }
+        if self.stopping.is_none() {
+            let _ = self.channels.errands.send(Errand::Release {
+                address: address.clone(),
+                incarnation,
+                lease,
+                limit: self.config.connect_timeout,
+            });
+        }
+    }
+
+    /// Lets sent notices leave, and parts from peers that have been idle for long.
+    fn tend_links(&mut self, now: MonoTime) {
+        let mut ignored = Vec::new();
+        let mut idle = None;
+        for link in self.links.values_mut() {
+            if link.flush_until > now {
+                // A reader is sent no messages; taking them is what lets the agent progress.
+                let _ = link.agent.notifications(&mut ignored);
+            } else if link.used + self.config.idle_peer <= now {
+                idle = Some((link.engine.clone(), link.id));
+            }
+        }
+        if let Some((engine, id)) = idle
+            && !self.uses_link(id)
+        {
+            self.part(&engine, None, &ReadError::Fenced { engine: engine.clone() }, now);
+        }
+    }
+
+    fn uses_link(&self, id: u64) -> bool {
+        self.order.iter().any(|place| self.read(*place).is_some_and(|r| r.link == Some(id)))
+    }
+
+    /// Makes room for one more link: the longest idle one goes.
+    fn make_room(&mut self, now: MonoTime) {
+        if self.links.len() < self.config.max_peers {
+            return;
+        }
+        let oldest = self
+            .links
+            .values()
+            .filter(|link| !self.uses_link(link.id))
+            .min_by_key(|link| link.used)
+            .map(|link| link.engine.clone());
+        if let Some(engine) = oldest {
+            self.part(&engine, None, &ReadError::Fenced { engine: engine.clone() }, now);
+        }
+    }
+}
+
+impl<T: Transport> Drop for Driver<T> {
+    fn drop(&mut self) {
+        // Whoever still waits is told, also when this thread unwinds.
+        let jobs = self.backlog.drain(..).map(|job| *job);
+        let active = self.reads.iter_mut().filter_map(Option::take).map(|read| read.job);
+        let error = if self.stopping.is_some() {
+            ReadError::ShuttingDown
+        } else {
+            ReadError::DriverGone
+        };
+        // The agents go first: only then are the blocks nobody's.
+        self.links.clear();
+        for mut job in jobs.chain(active) {
+            if let Some(blocks) = job.blocks.take() {
+                let error = error.clone();
+                let blocks = FailedBlocks::Returned(blocks);
+                let outcome = Err(ReadFailure { error, blocks });
+                if let Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
+                    job.shared.finish(outcome)
+                {
+                    let _ =
+                        self.channels.returned.send(ReturnedBlocks { read: job.id, blocks });
+                }
+            }
+        }
+        while let Ok(command) = self.channels.commands.try_recv() {
+            if let Command::Read(mut job) = command
+                && let Some(blocks) = job.blocks.take()
+            {
+                let blocks = FailedBlocks::Returned(blocks);
+                let _ = job.shared.finish(Err(ReadFailure { error: error.clone(), blocks }));
+            }
+        }
+    }
+}
