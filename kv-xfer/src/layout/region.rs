@@ -193,8 +193,8 @@ pub struct RegionPair {
     pub local_stride: u64,
     /// Bytes that move per block.
     pub len: u64,
-    /// Last layer that these bytes belong to: layers `..=layer` are complete once every pair up to
-    /// this one has landed, when pairs are moved in order.
+    /// Last layer that these bytes belong to. Pairs come in layer order, and a layer may have several
+    /// pairs: layers `..=layer` are complete once every pair whose `layer` is at most this has landed.
     pub layer: u32,
     /// Kind of the remote memory.
     pub remote_mem: MemKind,
