@@ -1,2 +1,9 @@
 //! `kvx`, the command-line tool of kv-xfer.
-fn main() {}
+use kvx::runtime;
+
+fn main() {
+    match runtime::resolve() {
+        Ok(found) => println!("{found:?}"),
+        Err(error) => println!("{error}"),
+    }
+}

@@ -8,6 +8,17 @@ use thiserror::Error;
 use crate::ids::WordSlot;
 use crate::layout::RegionGeometry;
 
+mod foreign;
+mod host;
+mod mapping;
+mod maps;
+mod words;
+
+pub use foreign::{ForeignError, ForeignMemory};
+pub use host::{HostMemory, HostMemoryError, HostOptions, HostReport, Wish};
+pub use maps::MapsError;
+pub use words::HostWords;
+
 /// Why an access to a pool's bytes was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]

@@ -1,0 +1,4 @@
+//! The parts of `kvx`, the command-line tool of kv-xfer, as its tests and benches use them.
+#![forbid(unsafe_code)]
+
+pub mod runtime;
