@@ -19,7 +19,9 @@ pub enum ClaimRefusal {
     #[error("it is listed twice; give each destination once")]
     Duplicate,
     /// Another read owns the block.
-    #[error("it belongs to another read, or to one whose bytes may still arrive; wait for that read")]
+    #[error(
+        "it belongs to another read, or to one whose bytes may still arrive; wait for that read"
+    )]
     Claimed,
 }
 

@@ -10,6 +10,7 @@ use super::host::out_of_range;
 use super::mapping::{WORD, Words};
 use super::maps::{MapsError, mapped_until};
 use super::{Memory, MemoryError};
+use crate::layout::MemKind;
 
 /// Why foreign memory was refused.
 #[derive(Debug, Error)]
@@ -163,10 +164,14 @@ impl ForeignMemory {
         })
     }
 
-    /// Whether `len` bytes at `addr` are inside one of the ranges.
+    /// The kind of memory that `len` bytes at `addr` lie in; `None` when no range holds them all.
     #[must_use]
-    pub fn covers(&self, addr: u64, len: u64) -> bool {
-        self.find(addr, len).is_some()
+    pub fn kind_of(&self, addr: u64, len: u64) -> Option<MemKind> {
+        let (range, _) = self.find(addr, len)?;
+        Some(match range.host {
+            Some(_) => MemKind::Dram,
+            None => MemKind::Vram,
+        })
     }
 
     /// The range that holds `len` bytes at `addr`, and their offset in it.
@@ -259,8 +264,8 @@ mod tests {
         assert!(memory.read(addr + 4095, &mut out).is_err());
         assert!(memory.read(addr - 1, &mut out).is_err());
         assert!(memory.read(u64::MAX, &mut out).is_err());
-        assert!(memory.covers(addr, 4096));
-        assert!(!memory.covers(addr, u64::MAX));
+        assert_eq!(memory.kind_of(addr, 4096), Some(MemKind::Dram));
+        assert_eq!(memory.kind_of(addr, u64::MAX), None);
         assert!(!gone.load(Ordering::SeqCst));
         drop(memory);
         assert!(gone.load(Ordering::SeqCst));

@@ -8,15 +8,19 @@ use thiserror::Error;
 use crate::ids::WordSlot;
 use crate::layout::RegionGeometry;
 
+mod claims;
 mod foreign;
 mod host;
 mod mapping;
 mod maps;
+mod pool;
 mod words;
 
+pub use claims::{ClaimError, ClaimRefusal};
 pub use foreign::{ForeignError, ForeignMemory};
 pub use host::{HostMemory, HostMemoryError, HostOptions, HostReport, Wish};
 pub use maps::MapsError;
+pub use pool::{AccessError, KvPool, OwnedBlocks, PoolError};
 pub use words::HostWords;
 
 /// Why an access to a pool's bytes was refused.
