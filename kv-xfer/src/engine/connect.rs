@@ -14,17 +14,21 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, Sender};
 use thiserror::Error;
 
-use super::driver::Event;
+use super::driver::{Event, ReleaseJob};
 use super::error::Advice;
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
-use crate::layout::{KvLayout, LayoutError, LayoutMismatch, PairingError, pair_regions};
+use crate::layout::{KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, pair_regions};
 use crate::memory::{ControlWords, KvPool};
-use crate::peer::{Card, CardError, PeerAddr};
+use crate::peer::{Card, CardError, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
 use crate::transport::{Agent, AgentRole, Transport, TransportError};
+
+/// Time for one release over the side channel. A holder that does not answer by then is left to end
+/// the lease by its time.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
@@ -50,7 +54,7 @@ pub enum ConnectError {
     },
     /// The layout on its card does not parse.
     #[error("the layout on its card is malformed: {0}")]
-    BadLayout(#[source] LayoutError),
+    BadLayout(#[source] LayoutDecodeError),
     /// Its blocks mean something else than ours.
     #[error("{0}")]
     Layout(#[source] LayoutMismatch),
@@ -63,6 +67,15 @@ pub enum ConnectError {
     /// A name is malformed.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// The meeting did not end in time.
+    #[error("meeting it took longer than {limit:?}")]
+    TookTooLong {
+        /// The limit.
+        limit: Duration,
+    },
+    /// It is not to be met now.
+    #[error("{0}")]
+    Refused(String),
     /// It failed a moment ago and is not dialled again yet.
     #[error("it failed a moment ago and is dialled again in {wait:?}; then: {last}")]
     BackingOff {
@@ -82,9 +95,11 @@ impl ConnectError {
                 Advice::FixConfiguration
             }
             Self::BadLayout(_) | Self::Regions(_) | Self::Name(_) => Advice::ReportBug,
-            Self::SideChannel { .. } | Self::Transport(_) | Self::BackingOff { .. } => {
-                Advice::RetryLater
-            }
+            Self::SideChannel { .. }
+            | Self::Transport(_)
+            | Self::BackingOff { .. }
+            | Self::TookTooLong { .. }
+            | Self::Refused(_) => Advice::RetryLater,
         }
     }
 }
@@ -125,15 +140,22 @@ pub(crate) struct LocalSide {
 pub(crate) enum Met<A: Agent> {
     /// A new link.
     Link(Box<Link<A>>),
-    /// The peer is still the incarnation that is already met.
-    Unchanged(Incarnation),
+    /// The peer is still the life of itself that is already met.
+    Unchanged {
+        engine: EngineId,
+        incarnation: Incarnation,
+    },
 }
 
-/// Work for the threads that may block.
+/// A peer to meet.
 #[derive(Debug)]
-pub(crate) enum Errand {
-    Meet { engine: EngineId, address: PeerAddr, known: Option<Incarnation>, limit: Duration },
-    Release { address: PeerAddr, incarnation: Incarnation, lease: LeaseRef, limit: Duration },
+pub(crate) struct Errand {
+    pub peer: PeerKey,
+    /// Number of the attempt, to report with.
+    pub attempt: u64,
+    /// The life of it that is met already.
+    pub known: Option<Incarnation>,
+    pub limit: Duration,
 }
 
 /// An agent to destroy, with what it still had in flight.
@@ -143,10 +165,19 @@ pub(crate) struct Teardown<A: Agent> {
     pub requests: Vec<A::Request>,
 }
 
-/// The threads that run errands, and the one that destroys agents.
+/// The threads that may block: those that meet peers, the one that releases over the side channel,
+/// and the one that destroys agents.
 #[derive(Debug)]
 pub(crate) struct Workers {
     threads: Vec<JoinHandle<()>>,
+}
+
+/// The ends of the channels that the threads serve.
+pub(crate) struct WorkerEnds<A: Agent> {
+    pub errands: Receiver<Errand>,
+    pub releases: Receiver<ReleaseJob>,
+    pub teardowns: Receiver<Teardown<A>>,
+    pub events: Sender<Event<A>>,
 }
 
 impl Workers {
@@ -156,12 +187,12 @@ impl Workers {
         local: &Arc<LocalSide>,
         clock: &Arc<dyn Clock>,
         count: usize,
-        errands: &Receiver<Errand>,
-        teardowns: Receiver<Teardown<T::Agent>>,
-        events: &Sender<Event<T::Agent>>,
+        ends: WorkerEnds<T::Agent>,
     ) -> std::io::Result<Self> {
-        let mut threads = Vec::with_capacity(count.saturating_add(1));
+        let WorkerEnds { errands, releases, teardowns, events } = ends;
+        let mut threads = Vec::with_capacity(count.saturating_add(2));
         let next_link = Arc::new(AtomicU64::new(1));
+        let thread = |name: String| std::thread::Builder::new().name(name);
         for n in 0..count.max(1) {
             let meeting = Meeting {
                 transport: Arc::clone(transport),
@@ -171,16 +202,20 @@ impl Workers {
                 next_link: Arc::clone(&next_link),
             };
             let (errands, events) = (errands.clone(), events.clone());
-            threads.push(
-                std::thread::Builder::new()
-                    .name(format!("kvx-meet-{n}"))
-                    .spawn(move || meeting.run(&errands, &events))?,
-            );
+            threads
+                .push(thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?);
         }
-        let events = events.clone();
-        threads.push(std::thread::Builder::new().name("kvx-fence".into()).spawn(move || {
-            for teardown in teardowns {
-                let Teardown { link, mut agent, requests } = teardown;
+        let cards = Arc::clone(cards);
+        threads.push(thread("kvx-release".into()).spawn(move || {
+            for job in releases {
+                let ReleaseJob { peer, incarnation, lease } = job;
+                if let Err(error) = cards.release(&peer.addr, incarnation, lease, RELEASE_LIMIT) {
+                    tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
+                }
+            }
+        })?);
+        threads.push(thread("kvx-fence".into()).spawn(move || {
+            for Teardown { link, mut agent, requests } in teardowns {
                 for request in requests {
                     agent.discard(request);
                 }
@@ -214,36 +249,24 @@ struct Meeting<T: Transport> {
 
 impl<T: Transport> Meeting<T> {
     fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
-        for errand in errands {
-            match errand {
-                Errand::Meet { engine, address, known, limit } => {
-                    let result = self.meet(&engine, &address, known, limit);
-                    if events.send(Event::Met { engine, result }).is_err() {
-                        break;
-                    }
-                }
-                Errand::Release { address, incarnation, lease, limit } => {
-                    if let Err(error) = self.cards.release(&address, incarnation, lease, limit) {
-                        tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
-                    }
-                }
+        for Errand { peer, attempt, known, limit } in errands {
+            let result = self.meet(&peer, known, limit);
+            if events.send(Event::Met { peer, attempt, result }).is_err() {
+                break;
             }
         }
     }
 
     fn meet(
         &self,
-        engine: &EngineId,
-        address: &PeerAddr,
+        peer: &PeerKey,
         known: Option<Incarnation>,
         limit: Duration,
     ) -> Result<Met<T::Agent>, ConnectError> {
-        let card = self.cards.fetch(address, self.local.rank, limit)?;
-        if card.engine_id != *engine {
-            return Err(ConnectError::OtherEngine { found: card.engine_id });
-        }
+        let card = self.cards.fetch(&peer.addr, peer.rank, limit)?;
         if known == Some(card.incarnation) {
-            return Ok(Met::Unchanged(card.incarnation));
+            let (engine, incarnation) = (card.engine_id, card.incarnation);
+            return Ok(Met::Unchanged { engine, incarnation });
         }
         let layout = KvLayout::from_bytes(&card.layout).map_err(ConnectError::BadLayout)?;
         let pool = &self.local.pool;
@@ -259,11 +282,11 @@ impl<T: Transport> Meeting<T> {
         ))?;
         let agent = self.open(&name, &card).map_err(ConnectError::Transport)?;
         tracing::info!(
-            %engine, incarnation = %card.incarnation, %address, agent = %name, "met a peer"
+            engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
         );
         Ok(Met::Link(Box::new(Link {
             id,
-            engine: engine.clone(),
+            engine: card.engine_id,
             incarnation: card.incarnation,
             peer: card.agent,
             agent,

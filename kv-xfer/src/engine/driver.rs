@@ -21,18 +21,19 @@ use super::notice::Notice;
 use super::read::{ActiveRead, Advance, Env, ReadJob, ReleasePolicy};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
-use crate::ids::{EngineId, Incarnation, WordSlot};
+use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
-use crate::peer::PeerAddr;
+use crate::peer::{CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerTable, Want};
 use crate::telemetry::EngineStats;
 use crate::transport::{Agent, Descriptor, Transport};
 
 /// How long an agent is polled after a notice was given to it, so that the notice leaves.
 const FLUSH: Duration = Duration::from_millis(20);
-/// First pause before a peer that could not be met is dialled again; doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest such pause: a restarted peer is met again within it.
+/// Longest pause before a peer that could not be met is dialled again, so that a restarted peer is
+/// met again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Most remembered reasons of peers that are left alone.
+const MAX_TROUBLES: usize = 4096;
 /// Longest sleep between polls while something is in flight.
 const MAX_NAP: Duration = Duration::from_micros(500);
 /// Longest park while nothing is in flight.
@@ -41,10 +42,15 @@ const MAX_PARK: Duration = Duration::from_secs(1);
 /// A release that is not tied to a read.
 #[derive(Debug)]
 pub(crate) struct ReleaseJob {
-    pub engine: EngineId,
-    pub address: PeerAddr,
+    pub peer: PeerKey,
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
+}
+
+impl ReleaseJob {
+    fn of(job: &ReadJob) -> Self {
+        Self { peer: job.peer.clone(), incarnation: job.incarnation, lease: job.lease }
+    }
 }
 
 /// What callers ask for.
@@ -52,14 +58,14 @@ pub(crate) struct ReleaseJob {
 pub(crate) enum Command {
     Read(Box<ReadJob>),
     Release(ReleaseJob),
-    Connect { engine: EngineId, address: PeerAddr },
+    Connect { peer: PeerKey },
     Shutdown { deadline: MonoTime },
 }
 
 /// What the threads that may block report.
 #[derive(Debug)]
 pub(crate) enum Event<A: Agent> {
-    Met { engine: EngineId, result: Result<Met<A>, ConnectError> },
+    Met { peer: PeerKey, attempt: u64, result: Result<Met<A>, ConnectError> },
     Fenced { link: u64 },
 }
 
@@ -72,19 +78,7 @@ pub struct ReturnedBlocks {
     pub blocks: OwnedBlocks,
 }
 
-#[derive(Debug, Default)]
-struct Meeting {
-    /// Places of the reads that wait for it.
-    waiting: Vec<usize>,
-}
-
-#[derive(Debug)]
-struct Refused {
-    until: MonoTime,
-    pause: Duration,
-    last: String,
-}
-
+#[derive(Default)]
 struct Fencing {
     /// Place, read and blocks of each read that is in doubt until the agent is gone.
     reads: Vec<(usize, ReadId, OwnedBlocks)>,
@@ -97,21 +91,26 @@ pub(crate) struct Channels<A: Agent> {
     pub wake: Receiver<()>,
     pub events: Receiver<Event<A>>,
     pub errands: Sender<Errand>,
+    /// Bounded: a release that finds it full is left to the lease's own end.
+    pub releases: Sender<ReleaseJob>,
     pub teardowns: Sender<Teardown<A>>,
     pub returned: Sender<ReturnedBlocks>,
 }
 
 pub(crate) struct Driver<T: Transport> {
     // Dropped before the reads: destroying the agents is what makes giving up their blocks safe.
-    links: HashMap<EngineId, Link<T::Agent>>,
+    links: HashMap<PeerKey, Link<T::Agent>>,
+    peers: PeerTable,
     channels: Channels<T::Agent>,
     reads: Vec<Option<ActiveRead<Request<T>>>>,
     /// Places in use, in the order in which they are served.
     order: Vec<usize>,
     free: Vec<usize>,
     backlog: VecDeque<Box<ReadJob>>,
-    meetings: HashMap<EngineId, Meeting>,
-    refused: HashMap<EngineId, Refused>,
+    /// The reads that wait for a peer to be met, with their places.
+    waiting: HashMap<PeerKey, Vec<(usize, ReadId)>>,
+    /// What went wrong last with peers that are left alone for a while.
+    troubles: HashMap<PeerKey, String>,
     fencing: HashMap<u64, Fencing>,
     batch: Vec<Descriptor>,
     config: ReaderConfig,
@@ -134,13 +133,18 @@ impl<T: Transport> Driver<T> {
         let places = config.active.min(landing.region().block_count) as usize;
         Self {
             links: HashMap::new(),
+            peers: PeerTable::new(PeerConfig {
+                connect_timeout: config.connect_timeout,
+                backoff_max: MAX_PAUSE,
+                ..PeerConfig::default()
+            }),
             channels,
             reads: (0..places).map(|_| None).collect(),
             order: Vec::new(),
             free: (0..places).rev().collect(),
             backlog: VecDeque::new(),
-            meetings: HashMap::new(),
-            refused: HashMap::new(),
+            waiting: HashMap::new(),
+            troubles: HashMap::new(),
             fencing: HashMap::new(),
             batch: Vec::with_capacity(config.window_descriptors),
             config,
@@ -189,6 +193,7 @@ impl<T: Transport> Driver<T> {
             worked = true;
         }
         while self.channels.wake.try_recv().is_ok() {}
+        worked |= self.give_up_meetings(now);
         worked |= self.admit(now);
         let mut next = 0;
         while let Some(place) = self.order.get(next).copied() {
@@ -200,6 +205,22 @@ impl<T: Transport> Driver<T> {
         }
         self.tend_links(now);
         worked
+    }
+
+    /// Ends the reads that wait for a meeting which took too long.
+    fn give_up_meetings(&mut self, now: MonoTime) -> bool {
+        if self.peers.next_timeout().is_none_or(|at| at > now) {
+            return false;
+        }
+        for expired in self.peers.expire(now) {
+            let Expired::Attempt { peer, .. } = expired else { continue };
+            for place in self.take_waiting(&peer) {
+                let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else { continue };
+                let cause = ConnectError::TookTooLong { limit: self.config.connect_timeout };
+                self.end(place, Err(ReadError::Connect { engine, cause }), now);
+            }
+        }
+        true
     }
 
     /// Sleeps as long as nothing can happen, at most until the next timer.
@@ -248,6 +269,7 @@ impl<T: Transport> Driver<T> {
             })
             .chain(self.backlog.iter().map(|job| job.deadline))
             .chain(self.links.values().map(|link| link.used + self.config.idle_peer))
+            .chain(self.peers.next_timeout())
             .chain(self.stopping);
         deadlines.min().unwrap_or(MonoTime::FAR_FUTURE)
     }
@@ -256,11 +278,13 @@ impl<T: Transport> Driver<T> {
         match command {
             Command::Read(job) => self.backlog.push_back(job),
             Command::Release(job) => {
-                self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+                self.release(job, now);
             }
-            Command::Connect { engine, address } => {
-                if !self.links.contains_key(&engine) {
-                    self.meet(&engine, &address, None);
+            Command::Connect { peer } => {
+                if !self.links.contains_key(&peer)
+                    && let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now)
+                {
+                    self.meet(&peer, attempt);
                 }
             }
             Command::Shutdown { deadline } => {
@@ -268,16 +292,15 @@ impl<T: Transport> Driver<T> {
                 for job in std::mem::take(&mut self.backlog) {
                     self.end_unstarted(*job, ReadError::ShuttingDown, now);
                 }
-                self.meetings.clear();
-                let waiting: Vec<usize> = self.order.clone();
-                for place in waiting {
+                self.waiting.clear();
+                for place in self.order.clone() {
                     if self.read(place).is_some_and(|read| read.link.is_none()) {
                         self.end(place, Err(ReadError::ShuttingDown), now);
                     }
                 }
-                let engines: Vec<EngineId> = self.links.keys().cloned().collect();
-                for engine in engines {
-                    self.part(&engine, None, &ReadError::ShuttingDown, now);
+                let peers: Vec<PeerKey> = self.links.keys().cloned().collect();
+                for peer in peers {
+                    self.part(&peer, None, &ReadError::ShuttingDown, now);
                 }
             }
         }
@@ -294,74 +317,76 @@ impl<T: Transport> Driver<T> {
                     self.free.push(place);
                 }
             }
-            Event::Met { engine, result } => self.on_met(&engine, result, now),
+            Event::Met { peer, attempt, result } => self.on_met(&peer, attempt, result, now),
         }
     }
 
     fn on_met(
         &mut self,
-        engine: &EngineId,
+        peer: &PeerKey,
+        attempt: u64,
         result: Result<Met<T::Agent>, ConnectError>,
         now: MonoTime,
     ) {
-        let waiting = self.meetings.remove(engine).map(|m| m.waiting).unwrap_or_default();
         match result {
-            Ok(Met::Link(link)) if self.stopping.is_some() => {
-                let _ = self.channels.teardowns.send(Teardown {
-                    link: link.id,
-                    agent: link.agent,
-                    requests: Vec::new(),
-                });
-            }
             Ok(Met::Link(link)) => {
-                self.refused.remove(engine);
-                if let Some(old) = self.links.get(engine) {
+                let life = Some(link.incarnation);
+                let outcome = self.peers.on_card(peer, attempt, &link.engine, life, now);
+                if self.stopping.is_some() || outcome == CardOutcome::Stale {
+                    let (link, agent) = (link.id, link.agent);
+                    let _ = self.channels.teardowns.send(Teardown {
+                        link,
+                        agent,
+                        requests: Vec::new(),
+                    });
+                    self.fencing.entry(link).or_default();
+                    return;
+                }
+                self.troubles.remove(peer);
+                if let Some(old) = self.links.get(peer) {
                     let error = ReadError::PeerRestarted {
-                        engine: engine.clone(),
+                        engine: old.engine.clone(),
                         expected: old.incarnation,
                         found: link.incarnation,
                     };
-                    self.part(engine, None, &error, now);
+                    self.part(peer, None, &error, now);
                 }
                 self.make_room(now);
                 self.stats.meetings.fetch_add(1, Ordering::Relaxed);
-                self.links.insert(engine.clone(), *link);
-                for place in waiting {
-                    self.start(place, now);
-                }
+                self.links.insert(peer.clone(), *link);
             }
-            Ok(Met::Unchanged(found)) => {
-                for place in waiting {
-                    let expected = self.read(place).map_or(found, |read| read.job.incarnation);
-                    let engine = engine.clone();
-                    self.end(
-                        place,
-                        Err(ReadError::PeerRestarted { engine, expected, found }),
-                        now,
-                    );
-                }
+            Ok(Met::Unchanged { engine, incarnation }) => {
+                self.peers.on_card(peer, attempt, &engine, Some(incarnation), now);
             }
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
-                let pause = self
-                    .refused
-                    .get(engine)
-                    .map_or(FIRST_PAUSE, |r| r.pause.saturating_mul(2).min(MAX_PAUSE));
-                tracing::warn!(%engine, error = %cause, ?pause, "a peer could not be met");
-                self.refused.insert(
-                    engine.clone(),
-                    Refused { until: now + pause, pause, last: cause.to_string() },
-                );
-                for place in waiting {
-                    let engine = engine.clone();
-                    self.end(
-                        place,
-                        Err(ReadError::Connect { engine, cause: cause.clone() }),
-                        now,
-                    );
+                tracing::warn!(%peer, error = %cause, "a peer could not be met");
+                self.peers.on_failure(peer, attempt, now);
+                if self.troubles.len() > MAX_TROUBLES {
+                    self.troubles.clear();
                 }
+                self.troubles.insert(peer.clone(), cause.to_string());
+                for place in self.take_waiting(peer) {
+                    let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
+                        continue;
+                    };
+                    let cause = cause.clone();
+                    self.end(place, Err(ReadError::Connect { engine, cause }), now);
+                }
+                return;
             }
         }
+        for place in self.take_waiting(peer) {
+            self.start(place, now);
+        }
+    }
+
+    /// The places of the reads that still wait for a peer.
+    fn take_waiting(&mut self, peer: &PeerKey) -> Vec<usize> {
+        let mut waiting = self.waiting.remove(peer).unwrap_or_default();
+        // A read that ended meanwhile has left its place to another.
+        waiting.retain(|(place, id)| self.read(*place).is_some_and(|read| read.job.id == *id));
+        waiting.into_iter().map(|(place, _)| place).collect()
     }
 
     /// Gives queued reads their places.
@@ -407,52 +432,76 @@ impl<T: Transport> Driver<T> {
     /// Starts a read over the peer's link, or has the peer met first.
     fn start(&mut self, place: usize, now: MonoTime) {
         let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return };
-        let engine = read.job.engine.clone();
-        let wanted = read.job.incarnation;
-        match self.links.get_mut(&engine) {
-            Some(link) if link.incarnation == wanted => {
-                link.used = now;
-                let env = Env {
-                    config: &self.config,
-                    clock: self.clock.as_ref(),
-                    landing: self.landing.as_ref(),
-                    local_blocks: self.pool.block_count(),
-                    batch: &mut self.batch,
-                };
-                if let Err(error) = read.start(link, &env) {
-                    self.end(place, Err(error), now);
-                }
-            }
-            known => {
-                // Not met yet, or the descriptor names another life of the peer: ask the peer.
-                let known = known.map(|link| link.incarnation);
-                if let Some(refused) = self.refused.get(&engine)
-                    && refused.until > now
-                {
-                    let cause = ConnectError::BackingOff {
-                        wait: refused.until.saturating_since(now),
-                        last: refused.last.clone(),
+        let job = &read.job;
+        let (peer, engine, id) = (job.peer.clone(), job.engine.clone(), job.id);
+        if let Some(link) = self.links.get_mut(&peer) {
+            let life = self.peers.check_incarnation(&peer, job.incarnation, job.submitted, now);
+            match life {
+                Ok(()) => {
+                    link.used = now;
+                    let env = Env {
+                        config: &self.config,
+                        clock: self.clock.as_ref(),
+                        landing: self.landing.as_ref(),
+                        local_blocks: self.pool.block_count(),
+                        batch: &mut self.batch,
                     };
-                    self.end(place, Err(ReadError::Connect { engine, cause }), now);
+                    if let Err(error) = read.start(link, &env) {
+                        self.end(place, Err(error), now);
+                    }
                     return;
                 }
-                let address = read.job.address.clone();
-                self.meet(&engine, &address, known);
-                self.meetings.entry(engine).or_default().waiting.push(place);
+                Err(PeerError::PeerRestarted { next: MeetNext::Recompute, .. }) => {
+                    let error = if link.engine == engine {
+                        let (expected, found) = (job.incarnation, link.incarnation);
+                        ReadError::PeerRestarted { engine, expected, found }
+                    } else {
+                        let found = link.engine.clone();
+                        let cause = ConnectError::OtherEngine { found };
+                        ReadError::Connect { engine, cause }
+                    };
+                    self.end(place, Err(error), now);
+                    return;
+                }
+                // The card may be the old one: the peer is asked again, below.
+                Err(_) => {}
             }
         }
+        let cause = match self.peers.want(&peer, now) {
+            Ok(Want::Connect { attempt, .. }) => {
+                self.waiting.entry(peer.clone()).or_default().push((place, id));
+                self.meet(&peer, attempt);
+                return;
+            }
+            Ok(Want::Connecting { .. }) => {
+                self.waiting.entry(peer).or_default().push((place, id));
+                return;
+            }
+            Ok(Want::BackedOff { until }) => ConnectError::BackingOff {
+                wait: until.saturating_since(now),
+                last: self.troubles.get(&peer).cloned().unwrap_or_default(),
+            },
+            Ok(Want::Use { .. }) => {
+                // The table has the card but the link is gone: it is met afresh.
+                self.peers.forget(&peer);
+                if let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now) {
+                    self.waiting.entry(peer.clone()).or_default().push((place, id));
+                    self.meet(&peer, attempt);
+                    return;
+                }
+                ConnectError::Refused("the peer table is inconsistent".into())
+            }
+            Err(error) => ConnectError::Refused(error.to_string()),
+        };
+        self.end(place, Err(ReadError::Connect { engine, cause }), now);
     }
 
-    /// Has a peer met, unless that is under way.
-    fn meet(&mut self, engine: &EngineId, address: &PeerAddr, known: Option<Incarnation>) {
-        if self.meetings.contains_key(engine) || self.stopping.is_some() {
-            return;
-        }
-        self.meetings.insert(engine.clone(), Meeting::default());
-        let _ = self.channels.errands.send(Errand::Meet {
-            engine: engine.clone(),
-            address: address.clone(),
-            known,
+    /// Sends for a peer's card.
+    fn meet(&mut self, peer: &PeerKey, attempt: u64) {
+        let _ = self.channels.errands.send(Errand {
+            peer: peer.clone(),
+            attempt,
+            known: self.links.get(peer).map(|link| link.incarnation),
             limit: self.config.connect_timeout,
         });
     }
@@ -485,7 +534,7 @@ impl<T: Transport> Driver<T> {
         if read.link.is_none() {
             return worked;
         }
-        let Some(link) = self.links.get_mut(&read.job.engine) else { return worked };
+        let Some(link) = self.links.get_mut(&read.job.peer) else { return worked };
         let mut env = Env {
             config: &self.config,
             clock: self.clock.as_ref(),
@@ -504,19 +553,18 @@ impl<T: Transport> Driver<T> {
                 return true;
             }
             Advance::InDoubt(error) => {
-                let engine = read.job.engine.clone();
-                self.part(&engine, Some(place), &error, now);
+                let peer = read.job.peer.clone();
+                self.part(&peer, Some(place), &error, now);
                 return true;
             }
         }
         let overdue = self
             .read(place)
             .filter(|read| read.told.is_some_and(|told| told + self.config.abandon_after <= now))
-            .map(|read| read.job.engine.clone());
-        if let Some(engine) = overdue {
+            .map(|read| (read.job.peer.clone(), read.job.engine.clone()));
+        if let Some((peer, engine)) = overdue {
             tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
-            let error = ReadError::Fenced { engine: engine.clone() };
-            self.part(&engine, Some(place), &error, now);
+            self.part(&peer, Some(place), &ReadError::Fenced { engine }, now);
             return true;
         }
         worked
@@ -536,10 +584,9 @@ impl<T: Transport> Driver<T> {
         let outcome =
             Err(ReadFailure { error, blocks: FailedBlocks::Quarantined { blocks } });
         let _ = read.job.shared.finish(outcome);
-        let (engine, address) = (read.job.engine.clone(), read.job.address.clone());
-        let (incarnation, lease) = (read.job.incarnation, read.job.lease);
         if read.job.release == ReleasePolicy::Always {
-            self.release(&engine, &address, incarnation, lease, now);
+            let release = ReleaseJob::of(&read.job);
+            self.release(release, now);
         }
     }
 
@@ -556,6 +603,9 @@ impl<T: Transport> Driver<T> {
             return;
         }
         let landed = verdict.is_ok();
+        if landed {
+            self.peers.on_landed(&read.job.peer);
+        }
         read.report.total = self.clock.now().saturating_since(read.job.submitted);
         let release = match read.job.release {
             ReleasePolicy::Always => true,
@@ -577,8 +627,7 @@ impl<T: Transport> Driver<T> {
         };
         self.deliver(&read.job, outcome);
         if release && !lost {
-            let job = &read.job;
-            self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+            self.release(ReleaseJob::of(&read.job), now);
         }
     }
 
@@ -591,7 +640,7 @@ impl<T: Transport> Driver<T> {
             self.deliver(&job, Err(ReadFailure { error, blocks }));
         }
         if job.release == ReleasePolicy::Always {
-            self.release(&job.engine, &job.address, job.incarnation, job.lease, now);
+            self.release(ReleaseJob::of(&job), now);
         }
     }
 
@@ -609,8 +658,9 @@ impl<T: Transport> Driver<T> {
     /// Parts from a peer: fails its reads and sends the agent to be destroyed. What may still be
     /// written stays in quarantine until that is done. `culprit` is in doubt even if it has nothing
     /// posted.
-    fn part(&mut self, engine: &EngineId, culprit: Option<usize>, why: &ReadError, now: MonoTime) {
-        let Some(link) = self.links.remove(engine) else { return };
+    fn part(&mut self, peer: &PeerKey, culprit: Option<usize>, why: &ReadError, now: MonoTime) {
+        let Some(link) = self.links.remove(peer) else { return };
+        self.peers.on_lost(peer, Some(link.incarnation), now);
         let places: Vec<usize> = self
             .order
             .iter()
@@ -624,7 +674,7 @@ impl<T: Transport> Driver<T> {
             let error = match (culprit, why) {
                 (Some(at), _) if at == place => why.clone(),
                 (None, _) | (_, ReadError::Transport { .. }) => why.clone(),
-                _ => ReadError::Fenced { engine: engine.clone() },
+                _ => ReadError::Fenced { engine: link.engine.clone() },
             };
             if !in_doubt {
                 self.end(place, Err(error), now);
@@ -651,18 +701,12 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Tells a holder that a lease is needed no longer.
-    fn release(
-        &mut self,
-        engine: &EngineId,
-        address: &PeerAddr,
-        incarnation: Incarnation,
-        lease: LeaseRef,
-        now: MonoTime,
-    ) {
+    fn release(&mut self, job: ReleaseJob, now: MonoTime) {
         self.stats.releases.fetch_add(1, Ordering::Relaxed);
-        if let Some(link) = self.links.get_mut(engine)
-            && link.incarnation == incarnation
+        if let Some(link) = self.links.get_mut(&job.peer)
+            && link.incarnation == job.incarnation
         {
+            let ReleaseJob { incarnation, lease, .. } = job;
             let notice = Notice::Release { incarnation, lease: lease.id, word: lease.word };
             match link.agent.notify(&link.peer, &notice.encode()) {
                 Ok(()) => {
@@ -671,17 +715,13 @@ impl<T: Transport> Driver<T> {
                     return;
                 }
                 Err(error) => {
-                    tracing::debug!(%engine, %error, "release by notice failed, using the side channel");
+                    let peer = &job.peer;
+                    tracing::debug!(%peer, %error, "release by notice failed, using the side channel");
                 }
             }
         }
         if self.stopping.is_none() {
-            let _ = self.channels.errands.send(Errand::Release {
-                address: address.clone(),
-                incarnation,
-                lease,
-                limit: self.config.connect_timeout,
-            });
+            let _ = self.channels.releases.try_send(job);
         }
     }
 
@@ -694,13 +734,13 @@ impl<T: Transport> Driver<T> {
                 // A reader is sent no messages; taking them is what lets the agent progress.
                 let _ = link.agent.notifications(&mut ignored);
             } else if link.used + self.config.idle_peer <= now {
-                idle = Some((link.engine.clone(), link.id));
+                idle = Some(link.id);
             }
         }
-        if let Some((engine, id)) = idle
+        if let Some(id) = idle
             && !self.uses_link(id)
         {
-            self.part(&engine, None, &ReadError::Fenced { engine: engine.clone() }, now);
+            self.part_idle(id, now);
         }
     }
 
@@ -718,9 +758,18 @@ impl<T: Transport> Driver<T> {
             .values()
             .filter(|link| !self.uses_link(link.id))
             .min_by_key(|link| link.used)
-            .map(|link| link.engine.clone());
-        if let Some(engine) = oldest {
-            self.part(&engine, None, &ReadError::Fenced { engine: engine.clone() }, now);
+            .map(|link| link.id);
+        if let Some(id) = oldest {
+            self.part_idle(id, now);
+        }
+    }
+
+    /// Parts from a peer that no read uses; it is met again when one wants it.
+    fn part_idle(&mut self, id: u64, now: MonoTime) {
+        let found = self.links.iter().find(|(_, link)| link.id == id);
+        if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone())) {
+            self.part(&peer, None, &ReadError::Fenced { engine }, now);
+            self.peers.forget(&peer);
         }
     }
 }
@@ -737,6 +786,12 @@ impl<T: Transport> Drop for Driver<T> {
         };
         // The agents go first: only then are the blocks nobody's.
         self.links.clear();
+        // Blocks whose agent is still being destroyed elsewhere stay claimed for ever.
+        for (_, fencing) in self.fencing.drain() {
+            for (_, _, blocks) in fencing.reads {
+                std::mem::forget(blocks);
+            }
+        }
         for mut job in jobs.chain(active) {
             if let Some(blocks) = job.blocks.take() {
                 let error = error.clone();

@@ -17,7 +17,7 @@ use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{BlockId, EngineId, Incarnation, WordSlot};
 use crate::memory::{ControlWords, OwnedBlocks};
-use crate::peer::PeerAddr;
+use crate::peer::PeerKey;
 use crate::plan::{Cursor, Plan, PlanInput, PlanLimits};
 use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault};
 
@@ -40,7 +40,7 @@ pub(crate) struct ReadJob {
     pub id: ReadId,
     pub shared: Arc<ReadShared>,
     pub engine: EngineId,
-    pub address: PeerAddr,
+    pub peer: PeerKey,
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
     pub remote: Vec<BlockId>,
@@ -181,8 +181,7 @@ impl<R> ActiveRead<R> {
         self.report.descriptors_unmerged = plan.descriptors_unmerged();
         self.report.runs = plan.runs().len() as u64;
         self.report.queued = env.clock.now().saturating_since(self.job.submitted);
-        let cursor = plan.cursor();
-        self.plan = Some((plan, cursor));
+        self.plan = Some((plan, Cursor::default()));
         self.link = Some(link.id);
         self.phase = Phase::Posting;
         Ok(())
@@ -285,7 +284,7 @@ impl<R> ActiveRead<R> {
                 self.report.descriptors =
                     self.report.descriptors.saturating_add(env.batch.len() as u64);
                 self.report.windows = self.report.windows.saturating_add(1);
-                self.post(link, env, window.ends, window.layers_complete)?;
+                self.post(link, env, window.ends, window.layers)?;
                 Ok(true)
             }
             None if self.windows.is_empty() => {
