@@ -184,11 +184,12 @@ pub fn decide(input: &DecisionInput) -> Decision {
     judge(input, None)
 }
 
-/// Decides by counts and by what reads have cost, once enough of them were measured; before that,
-/// as [`decide`] does. A threshold of 0 stays off.
+/// Decides by counts and by what was measured. The threshold is the model's once the model is
+/// [ready](CostModel::is_ready), except that a threshold of 0 stays off; and a read that would
+/// outlast its lease by the model's estimate is refused. Before that, as [`decide`] does.
 #[must_use]
 pub fn decide_with(input: &DecisionInput, costs: &CostModel, shape: ReadShape) -> Decision {
-    judge(input, costs.is_ready().then_some((costs, shape)))
+    judge(input, Some((costs, shape)))
 }
 
 fn judge(input: &DecisionInput, costs: Option<(&CostModel, ReadShape)>) -> Decision {
@@ -210,7 +211,7 @@ fn judge(input: &DecisionInput, costs: Option<(&CostModel, ReadShape)>) -> Decis
         _ => None,
     };
     let effective_threshold = threshold.unwrap_or(input.threshold);
-    let estimate = costs.map(|(costs, shape)| costs.read_time(shape, wanted));
+    let estimate = costs.and_then(|(costs, shape)| costs.read_time(shape, wanted));
 
     let lasts = |longer_than: Duration| {
         input
