@@ -15,7 +15,7 @@ use crossbeam::channel::{Receiver, Sender};
 use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
-use super::handle::{FailedBlocks, Landed, ReadFailure, ReadId};
+use super::handle::{FailedBlocks, Landed, ReadFailure, ReadId, ReadOutcome, ReadShared};
 use super::link::Link;
 use super::notice::Notice;
 use super::read::{ActiveRead, Advance, Env, ReadJob, ReleasePolicy};
@@ -56,7 +56,6 @@ impl ReleaseJob {
 /// What callers ask for.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Read(Box<ReadJob>),
     Release(ReleaseJob),
     Connect { peer: PeerKey },
     Shutdown { deadline: MonoTime },
@@ -87,6 +86,7 @@ struct Fencing {
 type Request<T> = <<T as Transport>::Agent as Agent>::Request;
 
 pub(crate) struct Channels<A: Agent> {
+    pub reads: Receiver<Box<ReadJob>>,
     pub commands: Receiver<Command>,
     pub wake: Receiver<()>,
     pub events: Receiver<Event<A>>,
@@ -192,6 +192,10 @@ impl<T: Transport> Driver<T> {
             self.on_command(command, now);
             worked = true;
         }
+        while let Ok(job) = self.channels.reads.try_recv() {
+            self.backlog.push_back(job);
+            worked = true;
+        }
         while self.channels.wake.try_recv().is_ok() {}
         worked |= self.give_up_meetings(now);
         worked |= self.admit(now);
@@ -243,6 +247,7 @@ impl<T: Transport> Driver<T> {
             self.next_timer().saturating_since(now).min(MAX_PARK)
         };
         let mut select = crossbeam::channel::Select::new();
+        select.recv(&self.channels.reads);
         select.recv(&self.channels.commands);
         select.recv(&self.channels.events);
         select.recv(&self.channels.wake);
@@ -276,7 +281,6 @@ impl<T: Transport> Driver<T> {
 
     fn on_command(&mut self, command: Command, now: MonoTime) {
         match command {
-            Command::Read(job) => self.backlog.push_back(job),
             Command::Release(job) => {
                 self.release(job, now);
             }
@@ -577,7 +581,7 @@ impl<T: Transport> Driver<T> {
             return;
         }
         read.told = Some(now);
-        let blocks = read.job.blocks.as_ref().map_or(0, OwnedBlocks::len);
+        let blocks = read.job.blocks.len();
         self.stats.count_failure(&error);
         self.stats.quarantined.fetch_add(blocks as u64, Ordering::Relaxed);
         tracing::debug!(read = read.job.id.0, %error, blocks, "read failed, blocks quarantined");
@@ -592,67 +596,65 @@ impl<T: Transport> Driver<T> {
 
     /// Ends a read of which nothing is in flight, and frees its place.
     fn end(&mut self, place: usize, verdict: Result<(), ReadError>, now: MonoTime) {
-        let Some(mut read) = self.reads.get_mut(place).and_then(Option::take) else { return };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::take) else { return };
         self.order.retain(|p| *p != place);
         self.free.push(place);
         self.stats.active.fetch_sub(1, Ordering::Relaxed);
-        let Some(blocks) = read.job.blocks.take() else { return };
-        if read.told.is_some() {
+        let ActiveRead { job, mut report, told, .. } = read;
+        let release = ReleaseJob::of(&job);
+        let ReadJob { id, shared, blocks, submitted, release: policy, .. } = job;
+        if told.is_some() {
             self.stats.quarantined.fetch_sub(blocks.len() as u64, Ordering::Relaxed);
-            let _ = self.channels.returned.send(ReturnedBlocks { read: read.job.id, blocks });
+            let _ = self.channels.returned.send(ReturnedBlocks { read: id, blocks });
             return;
         }
-        let landed = verdict.is_ok();
-        if landed {
-            self.peers.on_landed(&read.job.peer);
-        }
-        read.report.total = self.clock.now().saturating_since(read.job.submitted);
-        let release = match read.job.release {
-            ReleasePolicy::Always => true,
-            ReleasePolicy::AfterLanded => landed,
+        report.total = self.clock.now().saturating_since(submitted);
+        let wanted = match policy {
+            ReleasePolicy::Always => !matches!(verdict, Err(ReadError::LeaseLost { .. })),
+            ReleasePolicy::AfterLanded => verdict.is_ok(),
             ReleasePolicy::Never => false,
         };
-        let lost = matches!(verdict, Err(ReadError::LeaseLost { .. }));
         let outcome = match verdict {
             Ok(()) => {
+                self.peers.on_landed(&release.peer);
                 self.stats.landed.fetch_add(1, Ordering::Relaxed);
-                self.stats.bytes.fetch_add(read.report.bytes, Ordering::Relaxed);
-                self.stats.descriptors.fetch_add(read.report.descriptors, Ordering::Relaxed);
-                Ok(Landed { blocks, report: read.report.clone() })
+                self.stats.bytes.fetch_add(report.bytes, Ordering::Relaxed);
+                self.stats.descriptors.fetch_add(report.descriptors, Ordering::Relaxed);
+                Ok(Landed { blocks, report })
             }
             Err(error) => {
                 self.stats.count_failure(&error);
                 Err(ReadFailure { error, blocks: FailedBlocks::Returned(blocks) })
             }
         };
-        self.deliver(&read.job, outcome);
-        if release && !lost {
-            self.release(ReleaseJob::of(&read.job), now);
+        self.deliver(id, &shared, outcome);
+        if wanted {
+            self.release(release, now);
         }
     }
 
     /// Ends a read that never got a place.
-    fn end_unstarted(&mut self, mut job: ReadJob, error: ReadError, now: MonoTime) {
+    fn end_unstarted(&mut self, job: ReadJob, error: ReadError, now: MonoTime) {
         self.stats.queued.fetch_sub(1, Ordering::Relaxed);
         self.stats.count_failure(&error);
-        if let Some(blocks) = job.blocks.take() {
-            let blocks = FailedBlocks::Returned(blocks);
-            self.deliver(&job, Err(ReadFailure { error, blocks }));
-        }
-        if job.release == ReleasePolicy::Always {
-            self.release(ReleaseJob::of(&job), now);
+        let release = ReleaseJob::of(&job);
+        let ReadJob { id, shared, blocks, release: policy, .. } = job;
+        let blocks = FailedBlocks::Returned(blocks);
+        self.deliver(id, &shared, Err(ReadFailure { error, blocks }));
+        if policy == ReleasePolicy::Always {
+            self.release(release, now);
         }
     }
 
     /// Hands the outcome over; blocks that nobody waits for go to the returned channel.
-    fn deliver(&self, job: &ReadJob, outcome: super::ReadOutcome) {
-        let unclaimed = match job.shared.finish(outcome) {
+    fn deliver(&self, read: ReadId, shared: &ReadShared, outcome: ReadOutcome) {
+        let blocks = match shared.finish(outcome) {
             Ok(()) => return,
             Err(Ok(landed)) => landed.blocks,
             Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) => blocks,
             Err(Err(_)) => return,
         };
-        let _ = self.channels.returned.send(ReturnedBlocks { read: job.id, blocks: unclaimed });
+        let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
     }
 
     /// Parts from a peer: fails its reads and sends the agent to be destroyed. What may still be
@@ -685,9 +687,7 @@ impl<T: Transport> Driver<T> {
             self.order.retain(|p| *p != place);
             self.stats.active.fetch_sub(1, Ordering::Relaxed);
             requests.extend(read.take_requests());
-            if let Some(blocks) = read.job.blocks.take() {
-                fenced.push((place, read.job.id, blocks));
-            }
+            fenced.push((place, read.job.id, read.job.blocks));
         }
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
         self.fencing.insert(link.id, Fencing { reads: fenced });
@@ -777,8 +777,9 @@ impl<T: Transport> Driver<T> {
 impl<T: Transport> Drop for Driver<T> {
     fn drop(&mut self) {
         // Whoever still waits is told, also when this thread unwinds.
-        let jobs = self.backlog.drain(..).map(|job| *job);
-        let active = self.reads.iter_mut().filter_map(Option::take).map(|read| read.job);
+        let jobs: Vec<ReadJob> = self.backlog.drain(..).map(|job| *job).collect();
+        let active: Vec<ReadJob> =
+            self.reads.iter_mut().filter_map(Option::take).map(|read| read.job).collect();
         let error = if self.stopping.is_some() {
             ReadError::ShuttingDown
         } else {
@@ -792,25 +793,15 @@ impl<T: Transport> Drop for Driver<T> {
                 std::mem::forget(blocks);
             }
         }
-        for mut job in jobs.chain(active) {
-            if let Some(blocks) = job.blocks.take() {
-                let error = error.clone();
-                let blocks = FailedBlocks::Returned(blocks);
-                let outcome = Err(ReadFailure { error, blocks });
-                if let Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
-                    job.shared.finish(outcome)
-                {
-                    let _ =
-                        self.channels.returned.send(ReturnedBlocks { read: job.id, blocks });
-                }
-            }
-        }
-        while let Ok(command) = self.channels.commands.try_recv() {
-            if let Command::Read(mut job) = command
-                && let Some(blocks) = job.blocks.take()
+        let unseen = self.channels.reads.try_iter().map(|job| *job).collect::<Vec<_>>();
+        for job in jobs.into_iter().chain(active).chain(unseen) {
+            let ReadJob { id, shared, blocks, .. } = job;
+            let blocks = FailedBlocks::Returned(blocks);
+            let outcome = Err(ReadFailure { error: error.clone(), blocks });
+            if let Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
+                shared.finish(outcome)
             {
-                let blocks = FailedBlocks::Returned(blocks);
-                let _ = job.shared.finish(Err(ReadFailure { error: error.clone(), blocks }));
+                let _ = self.channels.returned.send(ReturnedBlocks { read: id, blocks });
             }
         }
     }

@@ -5,10 +5,13 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::connect::ConnectError;
-use crate::ids::{EngineId, Incarnation, LeaseId};
+use crate::descriptor::TicketError;
+use crate::ids::{BlockId, EngineId, Incarnation, LeaseId};
+use crate::lease::GrantError;
 use crate::memory::OwnedBlocks;
+use crate::peer::AddrError;
 use crate::plan::PlanError;
-use crate::side_channel::SideChannelError;
+use crate::side_channel::ServerError;
 use crate::transport::TransportError;
 
 /// What a caller does about an error.
@@ -159,15 +162,6 @@ pub enum SubmitError {
         /// The configured bound.
         queued: usize,
     },
-    /// The descriptor carries none of kv-xfer's extras, so its bytes could not be proven current.
-    #[error(
-        "the remote blocks of engine {engine} carry no lease word or block hashes; \
-         blocks that cannot be verified are not read, recompute"
-    )]
-    Unverifiable {
-        /// The peer.
-        engine: EngineId,
-    },
     /// The span lies outside the remote blocks.
     #[error("blocks {first}..{end} were asked for, the descriptor has {available}")]
     SpanOutOfRange {
@@ -189,21 +183,80 @@ pub enum SubmitError {
     /// No blocks at all.
     #[error("a read of zero blocks was asked for; release the lease instead")]
     Nothing,
-    /// The blocks mean something else than this pool's.
-    #[error("the remote blocks have another layout than this pool; recompute and align the engines' configuration")]
-    LayoutMismatch,
     /// The destination blocks belong to another pool.
     #[error("the destination blocks belong to another pool")]
     ForeignBlocks,
-    /// The descriptor was not authenticated although a cluster key is set, or does not verify.
-    #[error("the descriptor is not authentic: {cause}; recompute, and check the cluster keys")]
-    NotAuthentic {
-        /// What did not verify.
-        cause: String,
-    },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
+}
+
+/// Why a descriptor was not accepted. The tokens are to be computed instead.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum OfferError {
+    /// The descriptor carries none of kv-xfer's extras, so nothing could prove that the bytes are
+    /// current and of the right tokens.
+    #[error(
+        "the remote blocks of engine {engine} carry no lease word and no block hashes; \
+         what cannot be verified is not read, recompute"
+    )]
+    Unverifiable {
+        /// The holder.
+        engine: EngineId,
+    },
+    /// The descriptor does not verify.
+    #[error("the descriptor of engine {engine} is not authentic: {cause}; recompute, and check the cluster keys")]
+    NotAuthentic {
+        /// The holder it names.
+        engine: EngineId,
+        /// What did not verify.
+        #[source]
+        cause: TicketError,
+    },
+    /// The blocks mean something else than this pool's.
+    #[error("the blocks of engine {engine} have another layout than this pool; recompute, and align the engines' models, dtypes and block sizes")]
+    Layout {
+        /// The holder.
+        engine: EngineId,
+    },
+    /// The holder's address cannot be one.
+    #[error("the holder's address is malformed: {0}; recompute")]
+    Address(#[from] AddrError),
+}
+
+/// Why no lease was granted. The blocks come back.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct LeaseRefused {
+    /// Why.
+    #[source]
+    pub error: LeaseError,
+    /// The blocks that were to be leased.
+    pub blocks: Vec<BlockId>,
+}
+
+/// Why no lease was granted.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// The engine serves nobody.
+    #[error("the engine has no side channel, so nobody could read the blocks; set HolderConfig::bind")]
+    NotServing,
+    /// A block is not one of the pool's.
+    #[error("block {block} is outside the pool of {blocks} blocks")]
+    OutOfRange {
+        /// The block.
+        block: BlockId,
+        /// Blocks in the pool.
+        blocks: u32,
+    },
+    /// The lease table refused.
+    #[error(transparent)]
+    Table(#[from] GrantError),
+    /// The tokens, blocks and hashes do not belong together.
+    #[error("the lease cannot be described: {0}")]
+    Describe(#[source] TicketError),
 }
 
 /// Why an engine did not start.
@@ -215,7 +268,7 @@ pub enum StartError {
     Transport(#[from] TransportError),
     /// The side channel could not be opened.
     #[error("the side channel cannot be opened: {0}")]
-    SideChannel(#[from] SideChannelError),
+    SideChannel(#[from] ServerError),
     /// A name is malformed.
     #[error(transparent)]
     Name(#[from] crate::ids::NameError),

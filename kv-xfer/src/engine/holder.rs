@@ -81,6 +81,26 @@ impl Holder {
         held
     }
 
+    /// Ends a lease by its id alone, for a reader on the side channel. True if it held.
+    pub(crate) fn release_by_id(&self, lease: LeaseId) -> bool {
+        let mut table = self.table.lock();
+        let word = table.get(lease).map(|view| view.grant.word);
+        let ended = word.and_then(|word| table.release(lease, word).ended());
+        let held = ended.is_some();
+        self.retire(&mut table, ended);
+        held
+    }
+
+    /// Undoes a grant that nobody was told of: the caller keeps the blocks.
+    pub(crate) fn take_back(&self, lease: LeaseId) {
+        let mut table = self.table.lock();
+        if let Some(ended) = table.revoke(lease) {
+            // The word is advanced all the same; the blocks are not sent.
+            let _ = table.retire(ended, self.words.as_ref());
+        }
+        self.gauge(&table);
+    }
+
     pub(crate) fn revoke(&self, lease: LeaseId) -> bool {
         let mut table = self.table.lock();
         let ended = table.revoke(lease);

@@ -44,8 +44,7 @@ pub(crate) struct ReadJob {
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
     pub remote: Vec<BlockId>,
-    /// `None` once the blocks have left with the outcome.
-    pub blocks: Option<OwnedBlocks>,
+    pub blocks: OwnedBlocks,
     pub submitted: MonoTime,
     pub deadline: MonoTime,
     pub release: ReleasePolicy,
@@ -167,7 +166,7 @@ impl<R> ActiveRead<R> {
                 slots: link.words.block_count,
             });
         }
-        let local = self.job.blocks.as_ref().map(OwnedBlocks::ids).unwrap_or_default();
+        let local = self.job.blocks.ids();
         let plan = Plan::new(PlanInput {
             remote_blocks: &self.job.remote,
             local_blocks: local,

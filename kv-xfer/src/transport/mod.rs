@@ -1,6 +1,7 @@
 //! The seam between the engine and what moves bytes. Two implementations: `nixl` over libnixl
 //! and `sim`, an in-memory fabric that does what a script says.
 
+pub mod nixl;
 pub mod sim;
 
 use std::any::Any;
