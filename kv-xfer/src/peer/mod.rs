@@ -33,6 +33,7 @@ pub use codec::{
     CardError, CardFault, CardLimits, CardPolicy, RegionIndex, decode_reply, encode_reply,
 };
 pub use compat::{CompatError, CompatFactors, VllmFactors, check_compatible};
+pub use msgpack::Malformed;
 pub use table::{
     CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerState, PeerTable, Want,
 };
