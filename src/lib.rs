@@ -1,4 +1,5 @@
 //! The parts of `kvx`, the command-line tool of kv-xfer, as its tests and benches use them.
 #![forbid(unsafe_code)]
 
+pub mod demo;
 pub mod runtime;
