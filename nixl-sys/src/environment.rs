@@ -157,7 +157,7 @@ impl Environment {
         if *applied {
             return self.refused(EnvironmentOutcome::AlreadyApplied);
         }
-        if let Some(loaded) = mapped_libraries(&["libnixl", "libucs", "libucp"])
+        if let Some(loaded) = mapped_libraries(&["libnixl.so", "libnixl_capi.so", "libucs"])
             .into_iter()
             .next()
         {

@@ -86,7 +86,7 @@ pub enum LoadError {
     /// NIXL could not look for its configuration file: every agent creation would fail without a reason.
     #[error(
         "NIXL cannot read {}: {reason}; it would refuse to create any agent. Set HOME to a folder this user can \
-         read, or set NIXL_CONFIG_FILE", path.display()
+         read, or NIXL_CONFIG_FILE to a file that is there; it may be empty", path.display()
     )]
     UnreadableConfig {
         /// The configuration file NIXL looks for.

@@ -208,23 +208,10 @@ impl OpenOptions {
     }
 
     fn check_config(&self, findings: &mut Vec<Finding>) -> Result<(), LoadError> {
-        let Some(path) = config_path(
-            std::env::var_os("NIXL_CONFIG_FILE"),
-            std::env::var_os("HOME"),
-        ) else {
+        let explicit = std::env::var_os("NIXL_CONFIG_FILE");
+        let home = std::env::var_os("HOME");
+        let Some((path, reason)) = unreadable_config(explicit.as_deref(), home.as_deref()) else {
             return Ok(());
-        };
-        let reason = match File::open(&path) {
-            Ok(_) => return Ok(()),
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                ) =>
-            {
-                return Ok(());
-            }
-            Err(e) => e.to_string(),
         };
         if !self.allow_unreadable_config {
             return Err(LoadError::UnreadableConfig { path, reason });
@@ -234,15 +221,32 @@ impl OpenOptions {
     }
 }
 
-fn config_path(
-    explicit: Option<impl AsRef<OsStr>>,
-    home: Option<impl AsRef<OsStr>>,
-) -> Option<PathBuf> {
-    match (explicit, home) {
-        (Some(file), _) => Some(PathBuf::from(file.as_ref())),
-        (None, Some(home)) => Some(Path::new(home.as_ref()).join(".nixl.cfg")),
-        (None, None) => None,
+/// The configuration file over which NIXL would stumble, and why.
+///
+/// A file that is named has to be there. Of the two usual places NIXL takes the first that has one, and an error other
+/// than "not there" makes it give up.
+fn unreadable_config(explicit: Option<&OsStr>, home: Option<&OsStr>) -> Option<(PathBuf, String)> {
+    if let Some(explicit) = explicit {
+        let path = PathBuf::from(explicit);
+        let error = File::open(&path).err()?;
+        return Some((path, error.to_string()));
     }
+    let usual = home.map(|home| Path::new(home).join(".nixl.cfg"));
+    for path in usual.into_iter().chain([PathBuf::from("/etc/nixl.cfg")]) {
+        match File::open(&path) {
+            Ok(_) => return None,
+            Err(e) if not_there(&e) => {}
+            Err(e) => return Some((path, e.to_string())),
+        }
+    }
+    None
+}
+
+fn not_there(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 /// The dynamic linker's own words for a text file or a truncated download help nobody.
@@ -347,4 +351,53 @@ fn environment() -> Vec<(String, String)> {
         .collect();
     variables.sort();
     variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_without_configuration_is_fine() {
+        let home = tempfile::tempdir().unwrap();
+        assert_eq!(unreadable_config(None, Some(home.path().as_os_str())), None);
+        assert_eq!(
+            unreadable_config(None, Some(OsStr::new("/does/not/exist"))),
+            None
+        );
+        assert_eq!(unreadable_config(None, None), None);
+    }
+
+    #[test]
+    fn a_home_that_cannot_be_looked_at_is_reported() {
+        // A loop of links is refused also to root, unlike a folder without permissions.
+        let home = tempfile::tempdir().unwrap();
+        let config = home.path().join(".nixl.cfg");
+        std::os::unix::fs::symlink(&config, &config).unwrap();
+        let (path, reason) = unreadable_config(None, Some(home.path().as_os_str())).unwrap();
+        assert_eq!(path, config);
+        assert!(!reason.is_empty());
+    }
+
+    #[test]
+    fn a_named_configuration_has_to_be_there() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("nixl.cfg");
+        assert_eq!(
+            unreadable_config(Some(file.as_os_str()), None).unwrap().0,
+            file
+        );
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(unreadable_config(Some(file.as_os_str()), None), None);
+    }
+
+    #[test]
+    fn the_family_shows_in_what_is_missing() {
+        assert_eq!(family(&[]), VersionFamily::V1_5);
+        assert_eq!(family(symbols::FUNCTIONS_SINCE_1_5), VersionFamily::V1_4);
+        assert_eq!(
+            family(&symbols::FUNCTIONS_SINCE_1_5[..3]),
+            VersionFamily::Between
+        );
+    }
 }

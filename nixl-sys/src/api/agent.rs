@@ -60,7 +60,7 @@ impl Library {
 
     /// Makes an agent.
     ///
-    /// Fails with `Backend` and no reason when NIXL cannot look at its configuration file.
+    /// Fails with `Backend` and no reason when NIXL cannot look at its configuration file or not parse it.
     ///
     /// # Safety
     ///
