@@ -57,6 +57,12 @@ impl ClusterKey {
         self.hash(purpose, parts) == blake3::Hash::from_bytes(*tag)
     }
 
+    /// Like [`verify`](Self::verify), for a tag of any length; only one of 32 bytes can match.
+    #[must_use]
+    pub fn verify_bytes(&self, purpose: &str, parts: &[&[u8]], tag: &[u8]) -> bool {
+        <&[u8; 32]>::try_from(tag).is_ok_and(|tag| self.verify(purpose, parts, tag))
+    }
+
     fn hash(&self, purpose: &str, parts: &[&[u8]]) -> blake3::Hash {
         let key = blake3::derive_key(purpose, &self.0);
         digest(blake3::Hasher::new_keyed(&key), parts)

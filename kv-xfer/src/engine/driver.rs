@@ -649,10 +649,9 @@ impl<T: Transport> Driver<T> {
     /// Hands the outcome over; blocks that nobody waits for go to the returned channel.
     fn deliver(&self, read: ReadId, shared: &ReadShared, outcome: ReadOutcome) {
         let blocks = match shared.finish(outcome) {
-            Ok(()) => return,
-            Err(Ok(landed)) => landed.blocks,
-            Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) => blocks,
-            Err(Err(_)) => return,
+            Some(Ok(landed)) => landed.blocks,
+            Some(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) => blocks,
+            Some(Err(_)) | None => return,
         };
         let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
     }
@@ -798,7 +797,7 @@ impl<T: Transport> Drop for Driver<T> {
             let ReadJob { id, shared, blocks, .. } = job;
             let blocks = FailedBlocks::Returned(blocks);
             let outcome = Err(ReadFailure { error: error.clone(), blocks });
-            if let Err(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
+            if let Some(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
                 shared.finish(outcome)
             {
                 let _ = self.channels.returned.send(ReturnedBlocks { read: id, blocks });

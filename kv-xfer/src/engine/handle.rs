@@ -120,7 +120,7 @@ impl ReadShared {
 
     /// Delivers the outcome. Gives it back when nobody will ever take it, or when there already is
     /// one: a read has exactly one terminal event.
-    pub(crate) fn finish(&self, outcome: ReadOutcome) -> Result<(), ReadOutcome> {
+    pub(crate) fn finish(&self, outcome: ReadOutcome) -> Option<ReadOutcome> {
         let mut cell = self.cell.lock();
         match &mut *cell {
             Cell::Running(waker) => {
@@ -131,9 +131,9 @@ impl ReadShared {
                 if let Some(waker) = waker {
                     waker.wake();
                 }
-                Ok(())
+                None
             }
-            Cell::Finished(_) | Cell::Taken => Err(outcome),
+            Cell::Finished(_) | Cell::Taken => Some(outcome),
         }
     }
 
@@ -317,8 +317,8 @@ mod tests {
     #[test]
     fn an_outcome_is_delivered_once() {
         let (handle, shared, owner) = handle();
-        assert!(shared.finish(failed()).is_ok());
-        assert!(shared.finish(failed()).is_err(), "a second terminal event is refused");
+        assert!(shared.finish(failed()).is_none());
+        assert!(shared.finish(failed()).is_some(), "a second terminal event is refused");
         assert!(matches!(handle.wait(), Err(ReadFailure { error: ReadError::ShuttingDown, .. })));
         assert_eq!(owner.0.load(Ordering::SeqCst), 0, "an ended read is not cancelled");
     }
@@ -328,7 +328,7 @@ mod tests {
         let (handle, shared, _) = handle();
         let waiter = std::thread::spawn(move || handle.wait());
         std::thread::sleep(Duration::from_millis(20));
-        assert!(shared.finish(failed()).is_ok());
+        assert!(shared.finish(failed()).is_none());
         assert!(waiter.join().unwrap().is_err());
     }
 
@@ -336,7 +336,7 @@ mod tests {
     fn a_timeout_leaves_the_read_running() {
         let (mut handle, shared, _) = handle();
         assert!(handle.wait_timeout(Duration::from_millis(5)).is_none());
-        assert!(shared.finish(failed()).is_ok());
+        assert!(shared.finish(failed()).is_none());
         assert!(handle.wait_timeout(Duration::from_secs(5)).is_some());
     }
 
@@ -346,7 +346,7 @@ mod tests {
         drop(handle);
         assert!(shared.is_cancelled());
         assert_eq!(owner.0.load(Ordering::SeqCst), 1);
-        assert!(shared.finish(failed()).is_err(), "the outcome goes back to the driver");
+        assert!(shared.finish(failed()).is_some(), "the outcome goes back to the driver");
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
         assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
-        assert!(shared.finish(failed()).is_ok());
+        assert!(shared.finish(failed()).is_none());
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
         assert!(Pin::new(&mut handle).poll(&mut context).is_ready());
     }

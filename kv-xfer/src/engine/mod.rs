@@ -50,7 +50,7 @@ use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread};
 use self::read::ReadJob;
 use crate::clock::{Clock, MonoTime, SystemClock};
-use crate::descriptor::{Binding, BlockRuns, Host, LeaseRef, RemoteBlocks, Ticket, TransferMode};
+use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
 use crate::identity::BlockHash;
 use crate::ids::{AgentName, BlockId, EngineId, Incarnation, LeaseId, RequestId};
 use crate::layout::LayoutFingerprint;

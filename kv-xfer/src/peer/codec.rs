@@ -14,14 +14,14 @@ use rmpv::{Value, ValueRef};
 use thiserror::Error;
 
 use super::addr::PeerAddr;
-use super::auth::ClusterKey;
+use crate::descriptor::ClusterKey;
 use super::card::{Card, Features, PeerCard, VllmCard, VllmFields};
 use super::compat::{CompatError, CompatFactors, check_compatible};
 use super::msgpack::{self, Fields, Malformed, as_bin, as_text, as_u32, as_u64, map};
 use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
 use crate::layout::{MemKind, RegionError, RegionGeometry};
 
-const MAC_PURPOSE: &str = "card";
+const MAC_PURPOSE: &str = "kv-xfer 2026 card v1";
 /// Most factors on a card, and longest name or value of one in bytes: far above what is used.
 const MAX_FACTORS: usize = 64;
 const MAX_FACTOR_BYTES: usize = 4096;
@@ -233,7 +233,7 @@ pub fn encode_reply(
     if let Some(key) = key {
         entries.push((
             Value::from("kv_xfer_mac"),
-            bin(key.tag(MAC_PURPOSE, &[&inner]).as_bytes()),
+            bin(&key.tag(MAC_PURPOSE, &[&inner])),
         ));
     }
     entries.push((Value::from("agent_metadata_bytes"), Value::Binary(inner)));
@@ -278,7 +278,7 @@ fn decode(reply: &[u8], policy: &CardPolicy) -> Result<PeerCard, CardFault> {
     }
     if let Some(key) = &policy.key {
         let mac = fields.opt("kv_xfer_mac").ok_or(CardFault::MacMissing)?;
-        if !as_bin(mac).is_some_and(|mac| key.verify(MAC_PURPOSE, &[inner], mac)) {
+        if !as_bin(mac).is_some_and(|mac| key.verify_bytes(MAC_PURPOSE, &[inner], mac)) {
             return Err(CardFault::Mac);
         }
     }

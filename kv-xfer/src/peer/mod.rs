@@ -17,7 +17,6 @@
 )]
 
 mod addr;
-mod auth;
 mod card;
 mod clock_offset;
 mod codec;
@@ -26,7 +25,6 @@ pub(crate) mod msgpack;
 mod table;
 
 pub use addr::{AddrError, MAX_HOST_BYTES, PeerAddr};
-pub use auth::ClusterKey;
 pub use card::{Card, Feature, Features, PROTOCOL_VERSION, PeerCard, VllmCard, VllmFields};
 pub use clock_offset::ClockOffset;
 pub use codec::{

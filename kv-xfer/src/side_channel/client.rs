@@ -18,9 +18,10 @@ use super::wire::{
     self, ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest, Request, WireError,
 };
 use super::zmtp::{self, Command, Decoder, Event, Limits, ZmtpError};
+use crate::descriptor::ClusterKey;
 use crate::clock::{Clock, MonoTime, SystemClock};
 use crate::ids::{EngineId, Incarnation, Rank};
-use crate::peer::{CardLimits, ClockOffset, ClusterKey, Feature, Features, PeerAddr};
+use crate::peer::{CardLimits, ClockOffset, Feature, Features, PeerAddr};
 
 /// Longest deadline; a longer one is cut to it.
 const MAX_DEADLINE: Duration = Duration::from_secs(3600);

@@ -17,14 +17,15 @@ use thiserror::Error;
 
 use crate::ids::{EngineId, Incarnation, LeaseId, NameError, Rank};
 use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, as_u64, map};
-use crate::peer::{ClusterKey, Malformed};
+use crate::descriptor::ClusterKey;
+use crate::peer::Malformed;
 
 const GET_META: &str = "get_meta_msg";
 const PING: &str = "kvx_ping";
 const RENEW: &str = "kvx_renew";
 const RELEASE: &str = "kvx_release";
 
-const MAC_PURPOSE: &str = "side-channel request";
+const MAC_PURPOSE: &str = "kv-xfer 2026 side-channel request v1";
 
 /// Why bytes are not a request or a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -156,7 +157,7 @@ impl Request {
         };
         let tag = |name: &'static str, numbers: &[u64]| {
             Some(key.map_or(Value::Nil, |key| {
-                Value::Binary(mac(key, name, numbers).as_bytes().to_vec())
+                Value::Binary(mac(key, name, numbers).to_vec())
             }))
         };
         match self {
@@ -243,7 +244,7 @@ fn tagged<const N: usize>(
         (Some(key), tag) => {
             let bytes = mac_bytes(&numbers);
             let parts: [&[u8]; 2] = [request.as_bytes(), &bytes];
-            if !tag.is_some_and(|tag| key.verify(MAC_PURPOSE, &parts, tag)) {
+            if !tag.is_some_and(|tag| key.verify_bytes(MAC_PURPOSE, &parts, tag)) {
                 return Err(WireError::Mac { request });
             }
         }
@@ -251,7 +252,7 @@ fn tagged<const N: usize>(
     Ok(numbers)
 }
 
-fn mac(key: &ClusterKey, request: &'static str, numbers: &[u64]) -> blake3::Hash {
+fn mac(key: &ClusterKey, request: &'static str, numbers: &[u64]) -> [u8; 32] {
     key.tag(MAC_PURPOSE, &[request.as_bytes(), &mac_bytes(numbers)])
 }
 

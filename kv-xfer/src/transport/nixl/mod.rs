@@ -64,7 +64,7 @@ impl NixlTransport {
             raw: None,
         };
         let plugins = &library.report().plugins;
-        if !plugins.iter().any(|plugin| *plugin == backend.name) {
+        if !plugins.contains(&backend.name) {
             return Err(unsupported(format!(
                 "{} has no plugin {}; it has {}",
                 library.report().plugins_dir.display(),
