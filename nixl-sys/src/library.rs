@@ -189,22 +189,24 @@ impl OpenOptions {
         layout: &Layout,
         findings: &mut Vec<Finding>,
     ) -> Result<(Option<PathBuf>, Vec<String>), LoadError> {
-        let dir = match std::env::var_os("UCX_MODULE_DIR") {
-            Some(dir) => Some(PathBuf::from(dir)),
-            None => layout.ucx_modules(),
-        };
-        let Some(dir) = dir else {
+        // UCX looks beside itself and in the folder that the variable names.
+        let own = layout.ucx_modules();
+        let named = std::env::var_os("UCX_MODULE_DIR").map(PathBuf::from);
+        for dir in own.iter().chain(&named) {
+            let modules = discovery::ucx_modules_in(dir);
+            if !modules.is_empty() {
+                return Ok((Some(dir.clone()), modules));
+            }
+        }
+        let Some(dir) = own else {
             findings.push(Finding::UcxModulesUnchecked);
             return Ok((None, Vec::new()));
         };
-        let modules = discovery::ucx_modules_in(&dir);
-        if modules.is_empty() {
-            if !self.allow_missing_ucx_modules {
-                return Err(LoadError::UcxModulesMissing { dir });
-            }
-            findings.push(Finding::UcxModulesMissing(dir.clone()));
+        if !self.allow_missing_ucx_modules {
+            return Err(LoadError::UcxModulesMissing { dir });
         }
-        Ok((Some(dir), modules))
+        findings.push(Finding::UcxModulesMissing(dir.clone()));
+        Ok((Some(dir), Vec::new()))
     }
 
     fn check_config(&self, findings: &mut Vec<Finding>) -> Result<(), LoadError> {

@@ -314,6 +314,13 @@ fn folders_named_by_the_environment_are_the_ones_checked() {
 fn child_reports_other_folders() {
     let fake = Fake::complete().install();
     let library = Library::open(&fake.library()).unwrap();
+    assert_eq!(
+        library.report().ucx_modules,
+        ["cma"],
+        "UCX looks beside itself first"
+    );
+    std::fs::remove_dir_all(fake.root.join("nixl_cu12.libs")).unwrap();
+    let library = Library::open(&fake.library()).unwrap();
     let report = library.report();
     assert_eq!(
         (&report.plugins[..], &report.ucx_modules[..]),

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod fake;
+pub mod peer;
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -24,20 +25,20 @@ pub fn real_runtime() -> Option<PathBuf> {
     place
 }
 
-/// Runs the ignored test `name` of this file in a process of its own, and returns what it printed.
+/// Runs the ignored test `name` of this file in a process of its own, and returns what it wrote to stdout and stderr.
 ///
 /// Panics unless it ran and the process ended normally.
-pub fn in_child<V: AsRef<OsStr>>(name: &str, environment: &[(&str, V)]) -> String {
+pub fn in_child<V: AsRef<OsStr>>(name: &str, environment: &[(&str, V)]) -> (String, String) {
     let output = child(name, environment).output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         output.status.success(),
         "{name}: {}\n{stdout}\n{stderr}",
         output.status
     );
     assert!(stdout.contains("1 passed"), "{name} did not run\n{stdout}");
-    stdout
+    (stdout, stderr)
 }
 
 /// The command that runs the ignored test `name` of this file.
