@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
+use kv_xfer::descriptor::{Binding, BlockRuns, Ticket};
 use kv_xfer::engine::{
-    Advice, FailedBlocks, OfferError, ReadError, ReadRequest, ReleasePolicy, SubmitError,
+    Advice, Direction, FailedBlocks, LeaseError, LeaseSpec, OfferError, ReadError, ReadRequest,
+    ReleasePolicy, SubmitError,
 };
-use kv_xfer::ids::BlockId;
+use kv_xfer::ids::{BlockId, RequestId};
 use kv_xfer::layout::PoolOrder;
 use kv_xfer::transport::sim::{Behaviour, SimFabric};
 use kv_xfer::transport::{AfterError, FailureKind};
@@ -23,7 +25,7 @@ fn a_read_lands_every_byte_and_releases_the_lease_once() {
     let landed = pair.reader.read(request(&offer, pair.claim(10..17))).unwrap().wait().unwrap();
     assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
     assert_eq!(landed.blocks.ids(), ids(10..17));
-    assert_eq!(landed.report.bytes, 7 * 8 * 256);
+    assert_eq!(landed.report.bytes, 7 * 8 * 512);
     assert_eq!(landed.report.descriptors_unmerged, 7 * 8);
     let freed = pair.holder.freed().recv_timeout(LIMIT).unwrap();
     assert_eq!(freed.blocks, blocks);
@@ -88,7 +90,7 @@ fn a_second_read_of_a_released_lease_fails() {
     let pair = pair();
     let (_, offer) = pair.offer("r", &ids(0..4));
     pair.reader.read(request(&offer, pair.claim(0..4))).unwrap().wait().unwrap();
-    pair.holder.freed().recv_timeout(LIMIT).unwrap();
+    assert_eq!(pair.holder.freed().recv_timeout(LIMIT).unwrap().blocks, ids(0..4));
     let failure = pair.reader.read(request(&offer, pair.claim(0..4))).unwrap().wait().unwrap_err();
     assert!(matches!(failure.error, ReadError::LeaseLost { .. }));
     drop(failure);
@@ -387,23 +389,27 @@ fn shutdown_ends_every_read_and_destroys_every_agent() {
 }
 
 #[test]
-fn block_first_pools_are_read_from_layer_first_ones_and_back() {
+fn pools_of_either_order_read_each_other() {
+    use PoolOrder::{BlockFirst, LayerFirst};
     let fabric = Arc::new(SimFabric::new());
+    // Four blocks; eight chunks a block, which only equal block-first pools move as one.
     let orders = [
-        (PoolOrder::BlockFirst, PoolOrder::BlockFirst, 4),
-        (PoolOrder::LayerFirst, PoolOrder::LayerFirst, 8 * 4),
+        (BlockFirst, BlockFirst, 4),
+        (LayerFirst, LayerFirst, 32),
+        (BlockFirst, LayerFirst, 32),
+        (LayerFirst, BlockFirst, 32),
     ];
-    for (from, to, unmerged) in orders {
-        let holder = engine(config("decode"), &sim_pool(&fabric, layout(from), 16), &fabric);
-        let reader = engine(config("prefill"), &sim_pool(&fabric, layout(to), 16), &fabric);
+    for (n, (from, to, unmerged)) in orders.into_iter().enumerate() {
+        let holder = engine(config(&format!("d{n}")), &sim_pool(&fabric, layout(from), 16), &fabric);
+        let reader = engine(config(&format!("p{n}")), &sim_pool(&fabric, layout(to), 16), &fabric);
         let blocks = ids([1, 3, 5, 7]);
         fill(holder.pool(), &blocks, 1);
         let leased = lease(&holder, "r", &blocks, None);
         let offer = reader.accept(&leased.remote, None, None).unwrap();
         let claimed = reader.pool().claim(ids(0..4)).unwrap();
         let landed = reader.read(request(&offer, claimed)).unwrap().wait().unwrap();
-        assert_eq!(landed.report.descriptors_unmerged, unmerged);
-        assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
+        assert_eq!(landed.report.descriptors_unmerged, unmerged, "{from:?} to {to:?}");
+        assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0, "{from:?} to {to:?}");
     }
 }
 
@@ -420,20 +426,47 @@ fn offers_that_cannot_be_verified_are_refused() {
 }
 
 #[test]
-fn reads_outside_the_peers_pool_are_refused_before_anything_is_posted() {
-    let fabric = Arc::new(SimFabric::new());
-    let big = engine(config("decode"), &sim_pool(&fabric, layout(PoolOrder::LayerFirst), 64), &fabric);
-    let reader = engine(config("prefill"), &sim_pool(&fabric, layout(PoolOrder::LayerFirst), 64), &fabric);
-    assert!(big.lease(kv_xfer::engine::LeaseSpec {
-        request: kv_xfer::ids::RequestId::new("r").unwrap(),
-        blocks: vec![BlockId(64)],
-        tokens: 16,
-        hashes: hashes(1),
-        ttl: None,
-        direction: kv_xfer::engine::Direction::DecodeToPrefill,
+fn a_block_id_equal_to_the_pool_size_is_not_leased() {
+    let pair = pair();
+    let refused = pair
+        .holder
+        .lease(LeaseSpec {
+            request: RequestId::new("r").unwrap(),
+            blocks: vec![BlockId(0), BlockId(POOL_BLOCKS)],
+            tokens: 32,
+            hashes: hashes(2),
+            ttl: None,
+            direction: Direction::DecodeToPrefill,
+            tenant: None,
+            conversation: None,
+        })
+        .unwrap_err();
+    assert!(matches!(refused.error, LeaseError::OutOfRange { block: BlockId(POOL_BLOCKS), .. }));
+    assert_eq!(refused.blocks, ids([0, POOL_BLOCKS]));
+    pair.assert_clean();
+}
+
+#[test]
+fn a_descriptor_of_a_larger_pool_is_refused_before_anything_is_posted() {
+    // Same engine id and incarnation, but the ticket names a block that the card's pool lacks: a
+    // holder's fault or a forgery.
+    let pair = pair();
+    let (_, offer) = pair.offer("r", &ids(0..4));
+    let ticket = Ticket { runs: BlockRuns::from_ids(&ids([0, 1, 2, 64])), ..offer.ticket().clone() };
+    let binding = Binding {
+        engine: offer.engine(),
+        request: offer.request(),
         tenant: None,
         conversation: None,
-    }).is_err(), "block id = pool size");
-    drop(reader);
-    assert_eq!(fabric.windows_posted(), 0);
+    };
+    let sealed = ticket.seal(None, &binding).unwrap();
+    let (leased, _) = pair.offer("r2", &ids(8..12));
+    let mut forged = leased.remote.clone();
+    forged.remote_request_id = offer.request().clone();
+    forged.ticket = Some(sealed);
+    let forged = pair.reader.accept(&forged, None, None).unwrap();
+    let failure = pair.reader.read(request(&forged, pair.claim(0..4))).unwrap().wait().unwrap_err();
+    assert!(matches!(failure.error, ReadError::BadDescriptor { .. }), "{failure}");
+    assert!(matches!(failure.blocks, FailedBlocks::Returned(_)));
+    assert_eq!(pair.fabric.windows_posted(), 0);
 }

@@ -178,7 +178,8 @@ impl Handler for Answers {
 
 /// A running side channel, and the address that goes into descriptors.
 pub(super) struct Serving {
-    server: Server,
+    // Behind a lock only so that engines can be shared between threads.
+    server: parking_lot::Mutex<Server>,
     advertised: PeerAddr,
     host: Host,
     port: NonZeroU16,
@@ -226,7 +227,7 @@ impl Serving {
             .map_err(|_| StartError::Config("holder.advertise_host is not a host name or address"))?;
         let port = NonZeroU16::new(bound.port())
             .ok_or(StartError::Config("the side channel is bound to port 0"))?;
-        Ok(Some(Self { server, advertised, host, port }))
+        Ok(Some(Self { server: parking_lot::Mutex::new(server), advertised, host, port }))
     }
 
     pub(super) fn advertised(&self) -> &PeerAddr {
@@ -242,6 +243,6 @@ impl Serving {
     }
 
     pub(super) fn stop(self) {
-        drop(self.server);
+        drop(self.server.into_inner());
     }
 }

@@ -49,19 +49,20 @@ pub fn sim_pool(fabric: &SimFabric, layout: KvLayout, blocks: u32) -> Arc<KvPool
     KvPool::from_memory(layout, regions, memory).unwrap()
 }
 
-/// The byte at `offset` of a block's region, for a content generation.
-pub fn byte(generation: u8, region: usize, block: BlockId, offset: usize) -> u8 {
-    let mixed = (block.0 as usize * 31 + region * 7 + offset) as u8;
+/// The byte at `offset` of a block's chunk (one component of one layer), for a content generation.
+pub fn byte(generation: u8, chunk: usize, block: BlockId, offset: usize) -> u8 {
+    let mixed = (block.0 as usize * 31 + chunk * 7 + offset) as u8;
     mixed.wrapping_mul(167).wrapping_add(generation.wrapping_mul(89))
 }
 
+/// Fills blocks chunk by chunk, so that the content means the same in pools of any order.
 pub fn fill(pool: &KvPool, blocks: &[BlockId], generation: u8) {
-    for (region, geometry) in pool.regions().iter().enumerate() {
+    for (index, chunk) in pool.layout().chunks().iter().enumerate() {
         for block in blocks {
-            let bytes: Vec<u8> = (0..geometry.block_len as usize)
-                .map(|offset| byte(generation, region, *block, offset))
+            let bytes: Vec<u8> = (0..chunk.len as usize)
+                .map(|offset| byte(generation, index, *block, offset))
                 .collect();
-            pool.write_block(u32::try_from(region).unwrap(), *block, 0, &bytes).unwrap();
+            pool.write_block(chunk.region as usize, *block, chunk.offset, &bytes).unwrap();
         }
     }
 }
@@ -69,14 +70,14 @@ pub fn fill(pool: &KvPool, blocks: &[BlockId], generation: u8) {
 /// How many bytes of `local` differ from what `remote` was filled with.
 pub fn wrong_bytes(local: &OwnedBlocks, remote: &[BlockId], generation: u8) -> usize {
     let mut wrong = 0;
-    for (region, geometry) in local.pool().regions().iter().enumerate() {
-        let mut bytes = vec![0; geometry.block_len as usize];
-        for (index, block) in remote.iter().enumerate() {
-            local.read_at(u32::try_from(region).unwrap(), index, 0, &mut bytes).unwrap();
+    for (index, chunk) in local.pool().layout().chunks().iter().enumerate() {
+        let mut bytes = vec![0; chunk.len as usize];
+        for (at, block) in remote.iter().enumerate() {
+            local.read_at(at, chunk.region as usize, chunk.offset, &mut bytes).unwrap();
             wrong += bytes
                 .iter()
                 .enumerate()
-                .filter(|(offset, b)| **b != byte(generation, region, *block, *offset))
+                .filter(|(offset, b)| **b != byte(generation, index, *block, *offset))
                 .count();
         }
     }
