@@ -86,16 +86,25 @@ impl SideChannelCards {
             key: config.cluster_key.clone(),
             clock,
         });
-        Self { client, dial: config.dial.clone(), policy }
+        Self {
+            client,
+            dial: config.dial.clone(),
+            policy,
+        }
     }
 
     fn dialable(&self, address: &PeerAddr) -> Result<Dialable, ConnectError> {
-        self.dial.check(address).map_err(|refused| side_channel(address, refused.into()))
+        self.dial
+            .check(address)
+            .map_err(|refused| side_channel(address, refused.into()))
     }
 }
 
 fn side_channel(address: &PeerAddr, cause: SideChannelError) -> ConnectError {
-    ConnectError::SideChannel { address: address.to_string(), cause: Arc::new(cause) }
+    ConnectError::SideChannel {
+        address: address.to_string(),
+        cause: Arc::new(cause),
+    }
 }
 
 impl CardSource for SideChannelCards {
@@ -123,7 +132,10 @@ impl CardSource for SideChannelCards {
     ) -> Result<(), ConnectError> {
         let dialable = self.dialable(address)?;
         // Only kv-xfer engines make tickets, and all of them take releases.
-        let request = ReleaseRequest { incarnation, lease: lease.id };
+        let request = ReleaseRequest {
+            incarnation,
+            lease: lease.id,
+        };
         self.client
             .release(&dialable, Features::all(), request, limit)
             .map(|_| ())
@@ -147,7 +159,10 @@ impl Handler for Answers {
     }
 
     fn ping(&self) -> PingInfo {
-        PingInfo { engine_id: self.engine_id.clone(), incarnation: self.incarnation }
+        PingInfo {
+            engine_id: self.engine_id.clone(),
+            incarnation: self.incarnation,
+        }
     }
 
     fn renew(&self, request: &RenewRequest) -> RenewOutcome {
@@ -155,10 +170,14 @@ impl Handler for Answers {
         if request.incarnation != incarnation {
             return RenewOutcome::Restarted { incarnation };
         }
-        match self.holder.renew(request.lease, request.extension).deadline() {
-            Some(deadline) => {
-                RenewOutcome::Renewed { remaining: deadline.saturating_since(self.clock.now()) }
-            }
+        match self
+            .holder
+            .renew(request.lease, request.extension)
+            .deadline()
+        {
+            Some(deadline) => RenewOutcome::Renewed {
+                remaining: deadline.saturating_since(self.clock.now()),
+            },
             None => RenewOutcome::UnknownLease,
         }
     }
@@ -193,7 +212,9 @@ impl Serving {
         holder: &Arc<Holder>,
         clock: &Arc<dyn Clock>,
     ) -> Result<Option<Self>, StartError> {
-        let Some(bind) = config.holder.bind else { return Ok(None) };
+        let Some(bind) = config.holder.bind else {
+            return Ok(None);
+        };
         let encoded = encode_reply(card, config.cluster_key.as_ref(), &CardLimits::default())
             .map_err(|fault: CardFault| StartError::Card(fault.to_string()))?;
         let answers = Answers {
@@ -211,7 +232,11 @@ impl Serving {
             clock: Arc::clone(clock),
         };
         let server = Server::start(server_config, Arc::new(answers))?;
-        let bound = server.addrs().first().copied().ok_or(ServerError::NoAddress)?;
+        let bound = server
+            .addrs()
+            .first()
+            .copied()
+            .ok_or(ServerError::NoAddress)?;
         let name = match &config.holder.advertise_host {
             Some(name) => name.clone(),
             None if bound.ip().is_unspecified() => {
@@ -221,13 +246,20 @@ impl Serving {
             }
             None => bound.ip().to_string(),
         };
-        let advertised = PeerAddr::new(&name, bound.port())
-            .map_err(|_| StartError::Config("holder.advertise_host is not a host name or address"))?;
-        let host = Host::new(&name)
-            .map_err(|_| StartError::Config("holder.advertise_host is not a host name or address"))?;
+        let advertised = PeerAddr::new(&name, bound.port()).map_err(|_| {
+            StartError::Config("holder.advertise_host is not a host name or address")
+        })?;
+        let host = Host::new(&name).map_err(|_| {
+            StartError::Config("holder.advertise_host is not a host name or address")
+        })?;
         let port = NonZeroU16::new(bound.port())
             .ok_or(StartError::Config("the side channel is bound to port 0"))?;
-        Ok(Some(Self { server: parking_lot::Mutex::new(server), advertised, host, port }))
+        Ok(Some(Self {
+            server: parking_lot::Mutex::new(server),
+            advertised,
+            host,
+            port,
+        }))
     }
 
     pub(super) fn advertised(&self) -> &PeerAddr {

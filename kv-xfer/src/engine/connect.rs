@@ -91,9 +91,7 @@ impl ConnectError {
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self {
-            Self::Layout(_) | Self::OtherEngine { .. } | Self::Card(_) => {
-                Advice::FixConfiguration
-            }
+            Self::Layout(_) | Self::OtherEngine { .. } | Self::Card(_) => Advice::FixConfiguration,
             Self::BadLayout(_) | Self::Regions(_) | Self::Name(_) => Advice::ReportBug,
             Self::SideChannel { .. }
             | Self::Transport(_)
@@ -189,7 +187,12 @@ impl Workers {
         count: usize,
         ends: WorkerEnds<T::Agent>,
     ) -> std::io::Result<Self> {
-        let WorkerEnds { errands, releases, teardowns, events } = ends;
+        let WorkerEnds {
+            errands,
+            releases,
+            teardowns,
+            events,
+        } = ends;
         let mut threads = Vec::with_capacity(count.saturating_add(2));
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
@@ -202,20 +205,30 @@ impl Workers {
                 next_link: Arc::clone(&next_link),
             };
             let (errands, events) = (errands.clone(), events.clone());
-            threads
-                .push(thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?);
+            threads.push(
+                thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?,
+            );
         }
         let cards = Arc::clone(cards);
         threads.push(thread("kvx-release".into()).spawn(move || {
             for job in releases {
-                let ReleaseJob { peer, incarnation, lease } = job;
+                let ReleaseJob {
+                    peer,
+                    incarnation,
+                    lease,
+                } = job;
                 if let Err(error) = cards.release(&peer.addr, incarnation, lease, RELEASE_LIMIT) {
                     tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
                 }
             }
         })?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
-            for Teardown { link, mut agent, requests } in teardowns {
+            for Teardown {
+                link,
+                mut agent,
+                requests,
+            } in teardowns
+            {
                 for request in requests {
                     agent.discard(request);
                 }
@@ -249,9 +262,22 @@ struct Meeting<T: Transport> {
 
 impl<T: Transport> Meeting<T> {
     fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
-        for Errand { peer, attempt, known, limit } in errands {
+        for Errand {
+            peer,
+            attempt,
+            known,
+            limit,
+        } in errands
+        {
             let result = self.meet(&peer, known, limit);
-            if events.send(Event::Met { peer, attempt, result }).is_err() {
+            if events
+                .send(Event::Met {
+                    peer,
+                    attempt,
+                    result,
+                })
+                .is_err()
+            {
                 break;
             }
         }
@@ -266,15 +292,24 @@ impl<T: Transport> Meeting<T> {
         let card = self.cards.fetch(&peer.addr, peer.rank, limit)?;
         if known == Some(card.incarnation) {
             let (engine, incarnation) = (card.engine_id, card.incarnation);
-            return Ok(Met::Unchanged { engine, incarnation });
+            return Ok(Met::Unchanged {
+                engine,
+                incarnation,
+            });
         }
         let layout = KvLayout::from_bytes(&card.layout).map_err(ConnectError::BadLayout)?;
         let pool = &self.local.pool;
-        pool.layout().check_compatible(&layout).map_err(ConnectError::Layout)?;
+        pool.layout()
+            .check_compatible(&layout)
+            .map_err(ConnectError::Layout)?;
         let pairs = pair_regions(pool.layout(), pool.regions(), &layout, &card.regions)
             .map_err(ConnectError::Regions)?;
-        let remote_blocks =
-            card.regions.iter().map(|region| region.block_count).min().unwrap_or(0);
+        let remote_blocks = card
+            .regions
+            .iter()
+            .map(|region| region.block_count)
+            .min()
+            .unwrap_or(0);
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let name = AgentName::new(format!(
             "{}/{}/{}/read-{id}",
@@ -301,7 +336,10 @@ impl<T: Transport> Meeting<T> {
     fn open(&self, name: &AgentName, card: &Card) -> Result<T::Agent, TransportError> {
         let mut agent = self.transport.open_agent(name, AgentRole::Read)?;
         let pool = Arc::clone(&self.local.pool);
-        agent.register(pool.regions(), Arc::clone(&pool) as Arc<dyn Any + Send + Sync>)?;
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
         let landing = Arc::clone(&self.local.landing);
         agent.register(&[landing.region()], Arc::new(landing))?;
         agent.load_peer(&card.nixl_metadata, &card.agent)?;

@@ -23,7 +23,9 @@ use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
-use crate::peer::{CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerTable, Want};
+use crate::peer::{
+    CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerTable, Want,
+};
 use crate::telemetry::EngineStats;
 use crate::transport::{Agent, Descriptor, Transport};
 
@@ -49,7 +51,11 @@ pub(crate) struct ReleaseJob {
 
 impl ReleaseJob {
     fn of(job: &ReadJob) -> Self {
-        Self { peer: job.peer.clone(), incarnation: job.incarnation, lease: job.lease }
+        Self {
+            peer: job.peer.clone(),
+            incarnation: job.incarnation,
+            lease: job.lease,
+        }
     }
 }
 
@@ -64,8 +70,14 @@ pub(crate) enum Command {
 /// What the threads that may block report.
 #[derive(Debug)]
 pub(crate) enum Event<A: Agent> {
-    Met { peer: PeerKey, attempt: u64, result: Result<Met<A>, ConnectError> },
-    Fenced { link: u64 },
+    Met {
+        peer: PeerKey,
+        attempt: u64,
+        result: Result<Met<A>, ConnectError>,
+    },
+    Fenced {
+        link: u64,
+    },
 }
 
 /// Blocks whose read failed or was dropped, now that nothing can write into them.
@@ -217,10 +229,16 @@ impl<T: Transport> Driver<T> {
             return false;
         }
         for expired in self.peers.expire(now) {
-            let Expired::Attempt { peer, .. } = expired else { continue };
+            let Expired::Attempt { peer, .. } = expired else {
+                continue;
+            };
             for place in self.take_waiting(&peer) {
-                let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else { continue };
-                let cause = ConnectError::TookTooLong { limit: self.config.connect_timeout };
+                let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
+                    continue;
+                };
+                let cause = ConnectError::TookTooLong {
+                    limit: self.config.connect_timeout,
+                };
                 self.end(place, Err(ReadError::Connect { engine, cause }), now);
             }
         }
@@ -256,7 +274,8 @@ impl<T: Transport> Driver<T> {
     }
 
     fn in_flight(&self, place: usize) -> bool {
-        self.read(place).is_some_and(|read| read.in_flight() || read.link.is_some())
+        self.read(place)
+            .is_some_and(|read| read.in_flight() || read.link.is_some())
     }
 
     fn read(&self, place: usize) -> Option<&ActiveRead<Request<T>>> {
@@ -273,7 +292,11 @@ impl<T: Transport> Driver<T> {
                 None => read.job.deadline,
             })
             .chain(self.backlog.iter().map(|job| job.deadline))
-            .chain(self.links.values().map(|link| link.used + self.config.idle_peer))
+            .chain(
+                self.links
+                    .values()
+                    .map(|link| link.used + self.config.idle_peer),
+            )
             .chain(self.peers.next_timeout())
             .chain(self.stopping);
         deadlines.min().unwrap_or(MonoTime::FAR_FUTURE)
@@ -313,15 +336,24 @@ impl<T: Transport> Driver<T> {
     fn on_event(&mut self, event: Event<T::Agent>, now: MonoTime) {
         match event {
             Event::Fenced { link } => {
-                for (place, read, blocks) in
-                    self.fencing.remove(&link).map(|fencing| fencing.reads).unwrap_or_default()
+                for (place, read, blocks) in self
+                    .fencing
+                    .remove(&link)
+                    .map(|fencing| fencing.reads)
+                    .unwrap_or_default()
                 {
-                    self.stats.quarantined.fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+                    self.stats
+                        .quarantined
+                        .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
                     let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
                     self.free.push(place);
                 }
             }
-            Event::Met { peer, attempt, result } => self.on_met(&peer, attempt, result, now),
+            Event::Met {
+                peer,
+                attempt,
+                result,
+            } => self.on_met(&peer, attempt, result, now),
         }
     }
 
@@ -359,8 +391,12 @@ impl<T: Transport> Driver<T> {
                 self.stats.meetings.fetch_add(1, Ordering::Relaxed);
                 self.links.insert(peer.clone(), *link);
             }
-            Ok(Met::Unchanged { engine, incarnation }) => {
-                self.peers.on_card(peer, attempt, &engine, Some(incarnation), now);
+            Ok(Met::Unchanged {
+                engine,
+                incarnation,
+            }) => {
+                self.peers
+                    .on_card(peer, attempt, &engine, Some(incarnation), now);
             }
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
@@ -419,7 +455,9 @@ impl<T: Transport> Driver<T> {
         }
         while !self.backlog.is_empty() {
             let Some(place) = self.free.pop() else { break };
-            let Some(job) = self.backlog.pop_front() else { break };
+            let Some(job) = self.backlog.pop_front() else {
+                break;
+            };
             self.stats.queued.fetch_sub(1, Ordering::Relaxed);
             self.stats.active.fetch_add(1, Ordering::Relaxed);
             let slot = WordSlot(u32::try_from(place).unwrap_or(u32::MAX));
@@ -435,11 +473,15 @@ impl<T: Transport> Driver<T> {
 
     /// Starts a read over the peer's link, or has the peer met first.
     fn start(&mut self, place: usize, now: MonoTime) {
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
         let job = &read.job;
         let (peer, engine, id) = (job.peer.clone(), job.engine.clone(), job.id);
         if let Some(link) = self.links.get_mut(&peer) {
-            let life = self.peers.check_incarnation(&peer, job.incarnation, job.submitted, now);
+            let life = self
+                .peers
+                .check_incarnation(&peer, job.incarnation, job.submitted, now);
             match life {
                 Ok(()) => {
                     link.used = now;
@@ -455,10 +497,17 @@ impl<T: Transport> Driver<T> {
                     }
                     return;
                 }
-                Err(PeerError::PeerRestarted { next: MeetNext::Recompute, .. }) => {
+                Err(PeerError::PeerRestarted {
+                    next: MeetNext::Recompute,
+                    ..
+                }) => {
                     let error = if link.engine == engine {
                         let (expected, found) = (job.incarnation, link.incarnation);
-                        ReadError::PeerRestarted { engine, expected, found }
+                        ReadError::PeerRestarted {
+                            engine,
+                            expected,
+                            found,
+                        }
                     } else {
                         let found = link.engine.clone();
                         let cause = ConnectError::OtherEngine { found };
@@ -473,7 +522,10 @@ impl<T: Transport> Driver<T> {
         }
         let cause = match self.peers.want(&peer, now) {
             Ok(Want::Connect { attempt, .. }) => {
-                self.waiting.entry(peer.clone()).or_default().push((place, id));
+                self.waiting
+                    .entry(peer.clone())
+                    .or_default()
+                    .push((place, id));
                 self.meet(&peer, attempt);
                 return;
             }
@@ -489,7 +541,10 @@ impl<T: Transport> Driver<T> {
                 // The table has the card but the link is gone: it is met afresh.
                 self.peers.forget(&peer);
                 if let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now) {
-                    self.waiting.entry(peer.clone()).or_default().push((place, id));
+                    self.waiting
+                        .entry(peer.clone())
+                        .or_default()
+                        .push((place, id));
                     self.meet(&peer, attempt);
                     return;
                 }
@@ -511,7 +566,9 @@ impl<T: Transport> Driver<T> {
     }
 
     fn advance(&mut self, place: usize, now: MonoTime) -> bool {
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return false };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return false;
+        };
         let mut worked = false;
         if read.told.is_none() {
             let verdict = if read.job.shared.is_cancelled() {
@@ -534,11 +591,15 @@ impl<T: Transport> Driver<T> {
                 self.tell(place, error, now);
             }
         }
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return worked };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return worked;
+        };
         if read.link.is_none() {
             return worked;
         }
-        let Some(link) = self.links.get_mut(&read.job.peer) else { return worked };
+        let Some(link) = self.links.get_mut(&read.job.peer) else {
+            return worked;
+        };
         let mut env = Env {
             config: &self.config,
             clock: self.clock.as_ref(),
@@ -564,7 +625,10 @@ impl<T: Transport> Driver<T> {
         }
         let overdue = self
             .read(place)
-            .filter(|read| read.told.is_some_and(|told| told + self.config.abandon_after <= now))
+            .filter(|read| {
+                read.told
+                    .is_some_and(|told| told + self.config.abandon_after <= now)
+            })
             .map(|read| (read.job.peer.clone(), read.job.engine.clone()));
         if let Some((peer, engine)) = overdue {
             tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
@@ -576,17 +640,23 @@ impl<T: Transport> Driver<T> {
 
     /// Tells a read's handle of a failure while bytes may still land. The blocks stay.
     fn tell(&mut self, place: usize, error: ReadError, now: MonoTime) {
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else { return };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
         if read.told.is_some() {
             return;
         }
         read.told = Some(now);
         let blocks = read.job.blocks.len();
         self.stats.count_failure(&error);
-        self.stats.quarantined.fetch_add(blocks as u64, Ordering::Relaxed);
+        self.stats
+            .quarantined
+            .fetch_add(blocks as u64, Ordering::Relaxed);
         tracing::debug!(read = read.job.id.0, %error, blocks, "read failed, blocks quarantined");
-        let outcome =
-            Err(ReadFailure { error, blocks: FailedBlocks::Quarantined { blocks } });
+        let outcome = Err(ReadFailure {
+            error,
+            blocks: FailedBlocks::Quarantined { blocks },
+        });
         let _ = read.job.shared.finish(outcome);
         if read.job.release == ReleasePolicy::Always {
             let release = ReleaseJob::of(&read.job);
@@ -596,16 +666,35 @@ impl<T: Transport> Driver<T> {
 
     /// Ends a read of which nothing is in flight, and frees its place.
     fn end(&mut self, place: usize, verdict: Result<(), ReadError>, now: MonoTime) {
-        let Some(read) = self.reads.get_mut(place).and_then(Option::take) else { return };
+        let Some(read) = self.reads.get_mut(place).and_then(Option::take) else {
+            return;
+        };
         self.order.retain(|p| *p != place);
         self.free.push(place);
         self.stats.active.fetch_sub(1, Ordering::Relaxed);
-        let ActiveRead { job, mut report, told, .. } = read;
+        let ActiveRead {
+            job,
+            mut report,
+            told,
+            ..
+        } = read;
         let release = ReleaseJob::of(&job);
-        let ReadJob { id, shared, blocks, submitted, release: policy, .. } = job;
+        let ReadJob {
+            id,
+            shared,
+            blocks,
+            submitted,
+            release: policy,
+            ..
+        } = job;
         if told.is_some() {
-            self.stats.quarantined.fetch_sub(blocks.len() as u64, Ordering::Relaxed);
-            let _ = self.channels.returned.send(ReturnedBlocks { read: id, blocks });
+            self.stats
+                .quarantined
+                .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+            let _ = self
+                .channels
+                .returned
+                .send(ReturnedBlocks { read: id, blocks });
             return;
         }
         report.total = self.clock.now().saturating_since(submitted);
@@ -619,12 +708,17 @@ impl<T: Transport> Driver<T> {
                 self.peers.on_landed(&release.peer);
                 self.stats.landed.fetch_add(1, Ordering::Relaxed);
                 self.stats.bytes.fetch_add(report.bytes, Ordering::Relaxed);
-                self.stats.descriptors.fetch_add(report.descriptors, Ordering::Relaxed);
+                self.stats
+                    .descriptors
+                    .fetch_add(report.descriptors, Ordering::Relaxed);
                 Ok(Landed { blocks, report })
             }
             Err(error) => {
                 self.stats.count_failure(&error);
-                Err(ReadFailure { error, blocks: FailedBlocks::Returned(blocks) })
+                Err(ReadFailure {
+                    error,
+                    blocks: FailedBlocks::Returned(blocks),
+                })
             }
         };
         self.deliver(id, &shared, outcome);
@@ -638,7 +732,13 @@ impl<T: Transport> Driver<T> {
         self.stats.queued.fetch_sub(1, Ordering::Relaxed);
         self.stats.count_failure(&error);
         let release = ReleaseJob::of(&job);
-        let ReadJob { id, shared, blocks, release: policy, .. } = job;
+        let ReadJob {
+            id,
+            shared,
+            blocks,
+            release: policy,
+            ..
+        } = job;
         let blocks = FailedBlocks::Returned(blocks);
         self.deliver(id, &shared, Err(ReadFailure { error, blocks }));
         if policy == ReleasePolicy::Always {
@@ -650,7 +750,10 @@ impl<T: Transport> Driver<T> {
     fn deliver(&self, read: ReadId, shared: &ReadShared, outcome: ReadOutcome) {
         let blocks = match shared.finish(outcome) {
             Some(Ok(landed)) => landed.blocks,
-            Some(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) => blocks,
+            Some(Err(ReadFailure {
+                blocks: FailedBlocks::Returned(blocks),
+                ..
+            })) => blocks,
             Some(Err(_)) | None => return,
         };
         let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
@@ -660,29 +763,39 @@ impl<T: Transport> Driver<T> {
     /// written stays in quarantine until that is done. `culprit` is in doubt even if it has nothing
     /// posted.
     fn part(&mut self, peer: &PeerKey, culprit: Option<usize>, why: &ReadError, now: MonoTime) {
-        let Some(link) = self.links.remove(peer) else { return };
+        let Some(link) = self.links.remove(peer) else {
+            return;
+        };
         self.peers.on_lost(peer, Some(link.incarnation), now);
         let places: Vec<usize> = self
             .order
             .iter()
             .copied()
-            .filter(|place| self.read(*place).is_some_and(|read| read.link == Some(link.id)))
+            .filter(|place| {
+                self.read(*place)
+                    .is_some_and(|read| read.link == Some(link.id))
+            })
             .collect();
         let mut requests = Vec::new();
         let mut fenced = Vec::new();
         for place in places {
-            let in_doubt = culprit == Some(place) || self.read(place).is_some_and(ActiveRead::in_flight);
+            let in_doubt =
+                culprit == Some(place) || self.read(place).is_some_and(ActiveRead::in_flight);
             let error = match (culprit, why) {
                 (Some(at), _) if at == place => why.clone(),
                 (None, _) | (_, ReadError::Transport { .. }) => why.clone(),
-                _ => ReadError::Fenced { engine: link.engine.clone() },
+                _ => ReadError::Fenced {
+                    engine: link.engine.clone(),
+                },
             };
             if !in_doubt {
                 self.end(place, Err(error), now);
                 continue;
             }
             self.tell(place, error, now);
-            let Some(mut read) = self.reads.get_mut(place).and_then(Option::take) else { continue };
+            let Some(mut read) = self.reads.get_mut(place).and_then(Option::take) else {
+                continue;
+            };
             self.order.retain(|p| *p != place);
             self.stats.active.fetch_sub(1, Ordering::Relaxed);
             requests.extend(read.take_requests());
@@ -690,7 +803,11 @@ impl<T: Transport> Driver<T> {
         }
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
         self.fencing.insert(link.id, Fencing { reads: fenced });
-        let teardown = Teardown { link: link.id, agent: link.agent, requests };
+        let teardown = Teardown {
+            link: link.id,
+            agent: link.agent,
+            requests,
+        };
         if let Err(refused) = self.channels.teardowns.send(teardown) {
             // The fencing thread is gone: destroy the agent here, late rather than never.
             let Teardown { link, agent, .. } = refused.into_inner();
@@ -705,8 +822,14 @@ impl<T: Transport> Driver<T> {
         if let Some(link) = self.links.get_mut(&job.peer)
             && link.incarnation == job.incarnation
         {
-            let ReleaseJob { incarnation, lease, .. } = job;
-            let notice = Notice::Release { incarnation, lease: lease.id, word: lease.word };
+            let ReleaseJob {
+                incarnation, lease, ..
+            } = job;
+            let notice = Notice::Release {
+                incarnation,
+                lease: lease.id,
+                word: lease.word,
+            };
             match link.agent.notify(&link.peer, &notice.encode()) {
                 Ok(()) => {
                     link.used = now;
@@ -744,7 +867,9 @@ impl<T: Transport> Driver<T> {
     }
 
     fn uses_link(&self, id: u64) -> bool {
-        self.order.iter().any(|place| self.read(*place).is_some_and(|r| r.link == Some(id)))
+        self.order
+            .iter()
+            .any(|place| self.read(*place).is_some_and(|r| r.link == Some(id)))
     }
 
     /// Makes room for one more link: the longest idle one goes.
@@ -766,7 +891,8 @@ impl<T: Transport> Driver<T> {
     /// Parts from a peer that no read uses; it is met again when one wants it.
     fn part_idle(&mut self, id: u64, now: MonoTime) {
         let found = self.links.iter().find(|(_, link)| link.id == id);
-        if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone())) {
+        if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone()))
+        {
             self.part(&peer, None, &ReadError::Fenced { engine }, now);
             self.peers.forget(&peer);
         }
@@ -777,8 +903,12 @@ impl<T: Transport> Drop for Driver<T> {
     fn drop(&mut self) {
         // Whoever still waits is told, also when this thread unwinds.
         let jobs: Vec<ReadJob> = self.backlog.drain(..).map(|job| *job).collect();
-        let active: Vec<ReadJob> =
-            self.reads.iter_mut().filter_map(Option::take).map(|read| read.job).collect();
+        let active: Vec<ReadJob> = self
+            .reads
+            .iter_mut()
+            .filter_map(Option::take)
+            .map(|read| read.job)
+            .collect();
         let error = if self.stopping.is_some() {
             ReadError::ShuttingDown
         } else {
@@ -792,15 +922,30 @@ impl<T: Transport> Drop for Driver<T> {
                 std::mem::forget(blocks);
             }
         }
-        let unseen = self.channels.reads.try_iter().map(|job| *job).collect::<Vec<_>>();
+        let unseen = self
+            .channels
+            .reads
+            .try_iter()
+            .map(|job| *job)
+            .collect::<Vec<_>>();
         for job in jobs.into_iter().chain(active).chain(unseen) {
-            let ReadJob { id, shared, blocks, .. } = job;
+            let ReadJob {
+                id, shared, blocks, ..
+            } = job;
             let blocks = FailedBlocks::Returned(blocks);
-            let outcome = Err(ReadFailure { error: error.clone(), blocks });
-            if let Some(Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. })) =
-                shared.finish(outcome)
+            let outcome = Err(ReadFailure {
+                error: error.clone(),
+                blocks,
+            });
+            if let Some(Err(ReadFailure {
+                blocks: FailedBlocks::Returned(blocks),
+                ..
+            })) = shared.finish(outcome)
             {
-                let _ = self.channels.returned.send(ReturnedBlocks { read: id, blocks });
+                let _ = self
+                    .channels
+                    .returned
+                    .send(ReturnedBlocks { read: id, blocks });
             }
         }
     }

@@ -54,7 +54,9 @@ pub enum ReadError {
         found: Incarnation,
     },
     /// The descriptor does not fit the peer's card or this pool.
-    #[error("the remote blocks do not fit engine {engine}: {cause}; recompute and report the router")]
+    #[error(
+        "the remote blocks do not fit engine {engine}: {cause}; recompute and report the router"
+    )]
     BadDescriptor {
         /// The peer.
         engine: EngineId,
@@ -74,7 +76,9 @@ pub enum ReadError {
     },
     /// The holder ended the lease before the last byte was known to be good. The bytes that
     /// arrived are not to be used.
-    #[error("lease {lease} of engine {engine} ended during the read (word {expected:#x} became {found:#x}); recompute")]
+    #[error(
+        "lease {lease} of engine {engine} ended during the read (word {expected:#x} became {found:#x}); recompute"
+    )]
     LeaseLost {
         /// The peer.
         engine: EngineId,
@@ -206,7 +210,9 @@ pub enum OfferError {
         engine: EngineId,
     },
     /// The descriptor does not verify.
-    #[error("the descriptor of engine {engine} is not authentic: {cause}; recompute, and check the cluster keys")]
+    #[error(
+        "the descriptor of engine {engine} is not authentic: {cause}; recompute, and check the cluster keys"
+    )]
     NotAuthentic {
         /// The holder it names.
         engine: EngineId,
@@ -215,7 +221,9 @@ pub enum OfferError {
         cause: TicketError,
     },
     /// The blocks mean something else than this pool's.
-    #[error("the blocks of engine {engine} have another layout than this pool; recompute, and align the engines' models, dtypes and block sizes")]
+    #[error(
+        "the blocks of engine {engine} have another layout than this pool; recompute, and align the engines' models, dtypes and block sizes"
+    )]
     Layout {
         /// The holder.
         engine: EngineId,
@@ -241,7 +249,9 @@ pub struct LeaseRefused {
 #[non_exhaustive]
 pub enum LeaseError {
     /// The engine serves nobody.
-    #[error("the engine has no side channel, so nobody could read the blocks; set HolderConfig::bind")]
+    #[error(
+        "the engine has no side channel, so nobody could read the blocks; set HolderConfig::bind"
+    )]
     NotServing,
     /// A block is not one of the pool's.
     #[error("block {block} is outside the pool of {blocks} blocks")]

@@ -183,7 +183,9 @@ pub struct ReadHandle {
 
 impl std::fmt::Debug for ReadHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReadHandle").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("ReadHandle")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }
 
@@ -277,7 +279,10 @@ impl Drop for ReadHandle {
             Cell::Running(_) => self.owner.cancelled(self.id),
             Cell::Finished(outcome) => match *outcome {
                 Ok(Landed { blocks, .. })
-                | Err(ReadFailure { blocks: FailedBlocks::Returned(blocks), .. }) => {
+                | Err(ReadFailure {
+                    blocks: FailedBlocks::Returned(blocks),
+                    ..
+                }) => {
                     self.owner.unclaimed(self.id, blocks);
                 }
                 Err(_) => {}
@@ -311,16 +316,33 @@ mod tests {
     fn handle() -> (ReadHandle, Arc<ReadShared>, Arc<Owner>) {
         let shared = ReadShared::new();
         let owner = Arc::new(Owner::default());
-        (ReadHandle::new(ReadId(1), Arc::clone(&shared), owner.clone()), shared, owner)
+        (
+            ReadHandle::new(ReadId(1), Arc::clone(&shared), owner.clone()),
+            shared,
+            owner,
+        )
     }
 
     #[test]
     fn an_outcome_is_delivered_once() {
         let (handle, shared, owner) = handle();
         assert!(shared.finish(failed()).is_none());
-        assert!(shared.finish(failed()).is_some(), "a second terminal event is refused");
-        assert!(matches!(handle.wait(), Err(ReadFailure { error: ReadError::ShuttingDown, .. })));
-        assert_eq!(owner.0.load(Ordering::SeqCst), 0, "an ended read is not cancelled");
+        assert!(
+            shared.finish(failed()).is_some(),
+            "a second terminal event is refused"
+        );
+        assert!(matches!(
+            handle.wait(),
+            Err(ReadFailure {
+                error: ReadError::ShuttingDown,
+                ..
+            })
+        ));
+        assert_eq!(
+            owner.0.load(Ordering::SeqCst),
+            0,
+            "an ended read is not cancelled"
+        );
     }
 
     #[test]
@@ -346,7 +368,10 @@ mod tests {
         drop(handle);
         assert!(shared.is_cancelled());
         assert_eq!(owner.0.load(Ordering::SeqCst), 1);
-        assert!(shared.finish(failed()).is_some(), "the outcome goes back to the driver");
+        assert!(
+            shared.finish(failed()).is_some(),
+            "the outcome goes back to the driver"
+        );
     }
 
     #[test]

@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam::channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use super::config::HolderConfig;
@@ -36,12 +36,17 @@ pub(crate) struct Holder {
     clock: Arc<dyn Clock>,
     incarnation: Incarnation,
     freed: Sender<FreedBlocks>,
+    /// Wakes the thread, which sleeps for long while nothing is leased.
+    nudge: Sender<()>,
+    stopping: AtomicBool,
     stats: Arc<EngineStats>,
 }
 
 impl std::fmt::Debug for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Holder").field("incarnation", &self.incarnation).finish_non_exhaustive()
+        f.debug_struct("Holder")
+            .field("incarnation", &self.incarnation)
+            .finish_non_exhaustive()
     }
 }
 
@@ -52,9 +57,19 @@ impl Holder {
         clock: Arc<dyn Clock>,
         incarnation: Incarnation,
         freed: Sender<FreedBlocks>,
+        nudge: Sender<()>,
         stats: Arc<EngineStats>,
     ) -> Self {
-        Self { table: Mutex::new(table), words, clock, incarnation, freed, stats }
+        Self {
+            table: Mutex::new(table),
+            words,
+            clock,
+            incarnation,
+            freed,
+            nudge,
+            stopping: AtomicBool::new(false),
+            stats,
+        }
     }
 
     pub(crate) fn grant(&self, new: NewLease) -> Result<Grant, GrantRefused> {
@@ -63,8 +78,13 @@ impl Holder {
         // Whatever is over makes room first.
         let over = table.expire(now);
         self.retire(&mut table, over);
+        let idle = table.is_empty();
         let grant = table.grant(now, new);
         self.gauge(&table);
+        drop(table);
+        if idle {
+            let _ = self.nudge.try_send(());
+        }
         grant
     }
 
@@ -152,13 +172,21 @@ impl Holder {
     }
 
     fn gauge(&self, table: &LeaseTable) {
-        self.stats.leases.store(table.len() as u64, Ordering::Relaxed);
-        self.stats.leased_blocks.store(table.blocks(), Ordering::Relaxed);
+        self.stats
+            .leases
+            .store(table.len() as u64, Ordering::Relaxed);
+        self.stats
+            .leased_blocks
+            .store(table.blocks(), Ordering::Relaxed);
     }
 
     fn on_notice(&self, notice: Notice) {
         match notice {
-            Notice::Release { incarnation, lease, word } => {
+            Notice::Release {
+                incarnation,
+                lease,
+                word,
+            } => {
                 if incarnation == self.incarnation {
                     self.release(lease, word);
                 } else {
@@ -180,7 +208,11 @@ impl Holder {
         }
     }
 
-    fn take_notices(&self, agent: &mut impl Agent, inbox: &mut Vec<(crate::ids::AgentName, Vec<u8>)>) {
+    fn take_notices(
+        &self,
+        agent: &mut impl Agent,
+        inbox: &mut Vec<(crate::ids::AgentName, Vec<u8>)>,
+    ) {
         inbox.clear();
         if let Err(error) = agent.notifications(inbox) {
             tracing::warn!(%error, "notices could not be taken");
@@ -201,7 +233,7 @@ impl Holder {
 /// The thread that serves. Ends when its handle is dropped or stopped.
 #[derive(Debug)]
 pub(crate) struct HolderThread {
-    stop: Option<Sender<()>>,
+    holder: Arc<Holder>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -211,18 +243,23 @@ impl HolderThread {
         holder: Arc<Holder>,
         agent: A,
         config: &HolderConfig,
+        nudged: Receiver<()>,
     ) -> std::io::Result<Self> {
-        let (stop, stopped) = crossbeam::channel::bounded(0);
         let poll = config.poll_interval;
+        let serving = Arc::clone(&holder);
         let thread = std::thread::Builder::new()
             .name("kvx-holder".into())
-            .spawn(move || serve(&holder, agent, poll, &stopped))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+            .spawn(move || serve(&serving, agent, poll, &nudged))?;
+        Ok(Self {
+            holder,
+            thread: Some(thread),
+        })
     }
 
     /// Ends the thread and, with it, the serving agent: nobody can read from here any more.
     pub(crate) fn stop(&mut self) {
-        drop(self.stop.take());
+        self.holder.stopping.store(true, Ordering::Release);
+        let _ = self.holder.nudge.try_send(());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -237,9 +274,9 @@ impl Drop for HolderThread {
     }
 }
 
-fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, stopped: &Receiver<()>) {
+fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Receiver<()>) {
     let mut inbox = Vec::new();
-    loop {
+    while !holder.stopping.load(Ordering::Acquire) {
         holder.take_notices(&mut agent, &mut inbox);
         let now = holder.clock.now();
         let next = holder.expire(now);
@@ -247,10 +284,7 @@ fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, stopped: &Rece
             Some(deadline) => poll.min(deadline.saturating_since(now)),
             None => IDLE_POLL,
         };
-        match stopped.recv_timeout(nap.max(Duration::from_micros(50))) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
-        }
+        let _ = nudged.recv_timeout(nap.max(Duration::from_micros(50)));
     }
     holder.revoke_all();
     drop(agent);

@@ -33,12 +33,9 @@ pub use config::{EngineConfig, HolderConfig, ReaderConfig};
 pub use connect::{CardSource, ConnectError};
 pub use driver::ReturnedBlocks;
 pub use error::{
-    Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError,
-    SubmitRefused,
+    Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
 };
-pub use handle::{
-    FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutcome, ReadReport,
-};
+pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutcome, ReadReport};
 pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
 pub use offer::Offer;
 pub use read::ReleasePolicy;
@@ -198,7 +195,11 @@ impl Engine {
         transport: Arc<T>,
     ) -> Result<Self, StartError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let cards = Arc::new(SideChannelCards::new(&config, pool.layout(), Arc::clone(&clock)));
+        let cards = Arc::new(SideChannelCards::new(
+            &config,
+            pool.layout(),
+            Arc::clone(&clock),
+        ));
         Self::start_with(config, pool, transport, clock, cards)
     }
 
@@ -214,23 +215,33 @@ impl Engine {
         cards: Arc<dyn CardSource>,
     ) -> Result<Self, StartError> {
         if config.reader.active == 0 || config.reader.queue == 0 {
-            return Err(StartError::Config("reader.active and reader.queue must be at least 1"));
+            return Err(StartError::Config(
+                "reader.active and reader.queue must be at least 1",
+            ));
         }
         let incarnation = Incarnation(random()?.max(1));
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();
+        let (nudge, nudged) = bounded(1);
 
         // The holder's side.
         let words = transport.control_words(config.holder.max_leases)?;
         let mut lease_config = LeaseConfig::new(config.holder.max_leases, random()?);
         lease_config.default_ttl = config.holder.default_ttl;
         lease_config.max_ttl = config.holder.max_ttl;
-        let table =
-            LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
-        table.publish_words(words.as_ref()).map_err(|e| StartError::Card(e.to_string()))?;
-        let name = AgentName::new(format!("{}/{}/{incarnation}/serve", config.engine_id, config.rank))?;
+        let table = LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
+        table
+            .publish_words(words.as_ref())
+            .map_err(|e| StartError::Card(e.to_string()))?;
+        let name = AgentName::new(format!(
+            "{}/{}/{incarnation}/serve",
+            config.engine_id, config.rank
+        ))?;
         let mut agent = transport.open_agent(&name, AgentRole::Serve)?;
-        agent.register(pool.regions(), Arc::clone(&pool) as Arc<dyn Any + Send + Sync>)?;
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
         agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
         let metadata = agent.metadata()?;
         let holder = Arc::new(Holder::new(
@@ -239,11 +250,13 @@ impl Engine {
             Arc::clone(&clock),
             incarnation,
             freed_tx,
+            nudge,
             Arc::clone(&stats),
         ));
         let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
         let serving = Serving::start(&config, &card, &holder, &clock)?;
-        let holder_thread = HolderThread::start(Arc::clone(&holder), agent, &config.holder)?;
+        let holder_thread =
+            HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
 
         // The reader's side.
         let landing = transport.control_words(config.reader.active)?;
@@ -311,7 +324,10 @@ impl Engine {
             holder,
             holder_thread,
             serving,
-            owner: Arc::new(Owner { wake, returned: returned_tx }),
+            owner: Arc::new(Owner {
+                wake,
+                returned: returned_tx,
+            }),
             next_read: AtomicU64::new(1),
             reads,
             commands,
@@ -370,18 +386,36 @@ impl Engine {
     /// # Errors
     /// [`LeaseRefused`] with the blocks.
     pub fn lease(&self, spec: LeaseSpec<'_>) -> Result<Leased, LeaseRefused> {
-        let LeaseSpec { request, blocks, tokens, hashes, ttl, direction, tenant, conversation } =
-            spec;
+        let LeaseSpec {
+            request,
+            blocks,
+            tokens,
+            hashes,
+            ttl,
+            direction,
+            tenant,
+            conversation,
+        } = spec;
         let refuse = |error, blocks| Err(LeaseRefused { error, blocks });
         let Some(serving) = &self.serving else {
             return refuse(LeaseError::NotServing, blocks);
         };
         let pool_blocks = self.pool.block_count();
         if let Some(block) = blocks.iter().copied().find(|block| block.0 >= pool_blocks) {
-            return refuse(LeaseError::OutOfRange { block, blocks: pool_blocks }, blocks);
+            return refuse(
+                LeaseError::OutOfRange {
+                    block,
+                    blocks: pool_blocks,
+                },
+                blocks,
+            );
         }
         let runs = BlockRuns::from_ids(&blocks);
-        let new = NewLease { request: request.clone(), blocks: blocks.clone(), ttl };
+        let new = NewLease {
+            request: request.clone(),
+            blocks: blocks.clone(),
+            ttl,
+        };
         let grant = match self.holder.grant(new) {
             Ok(grant) => grant,
             Err(refused) => return refuse(refused.error.into(), refused.blocks),
@@ -389,7 +423,11 @@ impl Engine {
         let now = self.clock.now();
         let ticket = Ticket {
             incarnation: self.incarnation,
-            lease: LeaseRef { id: grant.lease, slot: grant.slot, word: grant.word },
+            lease: LeaseRef {
+                id: grant.lease,
+                slot: grant.slot,
+                word: grant.word,
+            },
             runs: runs.clone(),
             block_tokens: self.pool.layout().block_tokens(),
             tokens,
@@ -398,8 +436,12 @@ impl Engine {
             stamp: now,
             fingerprint: self.fingerprint,
         };
-        let binding =
-            Binding { engine: &self.config.engine_id, request: &request, tenant, conversation };
+        let binding = Binding {
+            engine: &self.config.engine_id,
+            request: &request,
+            tenant,
+            conversation,
+        };
         let sealed = match ticket.seal(self.config.cluster_key.as_ref(), &binding) {
             Ok(sealed) => sealed,
             Err(cause) => {
@@ -427,7 +469,10 @@ impl Engine {
             ticket: Some(sealed),
             extra: serde_json::Map::new(),
         };
-        Ok(Leased { lease: grant.lease, remote })
+        Ok(Leased {
+            lease: grant.lease,
+            remote,
+        })
     }
 
     /// Ends a lease at once, safely: a read under way fails, it does not return changed bytes. True
@@ -505,7 +550,13 @@ impl Engine {
     /// # Errors
     /// [`SubmitRefused`] with the destination blocks.
     pub fn read(&self, request: ReadRequest<'_>) -> Result<ReadHandle, SubmitRefused> {
-        let ReadRequest { offer, span, blocks, timeout, release } = request;
+        let ReadRequest {
+            offer,
+            span,
+            blocks,
+            timeout,
+            release,
+        } = request;
         let refuse = |error, blocks| {
             self.stats.refused.fetch_add(1, Ordering::Relaxed);
             Err(SubmitRefused { error, blocks })
@@ -513,7 +564,14 @@ impl Engine {
         let available = offer.ticket.runs.len();
         let Some(remote) = offer.ticket.runs.slice(span.clone()) else {
             let (first, end) = (span.start, span.end);
-            return refuse(SubmitError::SpanOutOfRange { first, end, available }, blocks);
+            return refuse(
+                SubmitError::SpanOutOfRange {
+                    first,
+                    end,
+                    available,
+                },
+                blocks,
+            );
         };
         if remote.is_empty() {
             return refuse(SubmitError::Nothing, blocks);
@@ -540,7 +598,7 @@ impl Engine {
             peer: offer.peer.clone(),
             incarnation: offer.ticket.incarnation,
             lease: offer.ticket.lease,
-            remote: remote.iter().collect(),
+            remote,
             blocks,
             submitted,
             deadline: submitted.saturating_add(timeout),
@@ -573,7 +631,10 @@ impl Engine {
 
     /// Meets a peer ahead of its first read. False when the engine is too busy.
     pub fn connect(&self, addr: PeerAddr) -> bool {
-        let peer = PeerKey { addr, rank: self.config.rank };
+        let peer = PeerKey {
+            addr,
+            rank: self.config.rank,
+        };
         self.commands.try_send(Command::Connect { peer }).is_ok()
     }
 
@@ -581,7 +642,9 @@ impl Engine {
     /// ends the leases.
     pub fn shutdown(mut self, limit: Duration) -> ShutdownReport {
         self.stop(limit);
-        ShutdownReport { quarantined: self.stats.quarantined.load(Ordering::Relaxed) }
+        ShutdownReport {
+            quarantined: self.stats.quarantined.load(Ordering::Relaxed),
+        }
     }
 
     fn stop(&mut self, limit: Duration) {
@@ -590,7 +653,9 @@ impl Engine {
         }
         if let Some(driver) = self.driver.take() {
             let deadline = self.clock.now().saturating_add(limit);
-            let _ = self.commands.send_timeout(Command::Shutdown { deadline }, limit);
+            let _ = self
+                .commands
+                .send_timeout(Command::Shutdown { deadline }, limit);
             if driver.join().is_err() {
                 tracing::error!("the engine's driver thread panicked");
             }

@@ -64,9 +64,11 @@ impl Notice {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Release { incarnation, lease, word } => {
-                format!("{RELEASE}{incarnation}:{}:{:016x}", lease.0, word.0).into_bytes()
-            }
+            Self::Release {
+                incarnation,
+                lease,
+                word,
+            } => format!("{RELEASE}{incarnation}:{}:{:016x}", lease.0, word.0).into_bytes(),
             Self::RequestDone { request, ranks } => format!("{request}:{ranks}").into_bytes(),
             Self::Heartbeat { requests } => {
                 let ids: Vec<&str> = requests.iter().map(RequestId::as_str).collect();
@@ -96,8 +98,7 @@ impl Notice {
             return Ok(Self::Heartbeat { requests });
         }
         let (request, ranks) = text.rsplit_once(':').ok_or(NoticeError::Unknown)?;
-        let request =
-            RequestId::new(request).map_err(|_| NoticeError::Malformed("request id"))?;
+        let request = RequestId::new(request).map_err(|_| NoticeError::Malformed("request id"))?;
         let ranks = decimal(ranks)
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n > 0)
@@ -107,10 +108,18 @@ impl Notice {
 
     fn decode_release(rest: &str) -> Result<Self, NoticeError> {
         let mut parts = rest.split(':');
-        let incarnation =
-            parts.next().and_then(hex).ok_or(NoticeError::Malformed("incarnation"))?;
-        let lease = parts.next().and_then(decimal).ok_or(NoticeError::Malformed("lease id"))?;
-        let word = parts.next().and_then(hex).ok_or(NoticeError::Malformed("lease word"))?;
+        let incarnation = parts
+            .next()
+            .and_then(hex)
+            .ok_or(NoticeError::Malformed("incarnation"))?;
+        let lease = parts
+            .next()
+            .and_then(decimal)
+            .ok_or(NoticeError::Malformed("lease id"))?;
+        let word = parts
+            .next()
+            .and_then(hex)
+            .ok_or(NoticeError::Malformed("lease word"))?;
         if parts.next().is_some() {
             return Err(NoticeError::Malformed("end"));
         }
@@ -125,12 +134,22 @@ impl Notice {
 /// Exactly sixteen lower-case hex digits: one text per number.
 fn hex(text: &str) -> Option<u64> {
     let canonical = text.len() == 16
-        && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    if canonical { u64::from_str_radix(text, 16).ok() } else { None }
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if canonical {
+        u64::from_str_radix(text, 16).ok()
+    } else {
+        None
+    }
 }
 
 fn decimal(text: &str) -> Option<u64> {
-    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+    if text.bytes().all(|b| b.is_ascii_digit()) {
+        text.parse().ok()
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -146,7 +165,10 @@ mod tests {
                 lease: LeaseId(7),
                 word: LeaseWord(0),
             },
-            Notice::RequestDone { request: RequestId::new("chatcmpl-a:b:c").unwrap(), ranks: 8 },
+            Notice::RequestDone {
+                request: RequestId::new("chatcmpl-a:b:c").unwrap(),
+                ranks: 8,
+            },
             Notice::Heartbeat {
                 requests: vec![RequestId::new("a").unwrap(), RequestId::new("b").unwrap()],
             },
@@ -160,7 +182,10 @@ mod tests {
     fn vllm_text_is_split_at_the_last_colon() {
         assert_eq!(
             Notice::decode(b"chatcmpl-x:y:2"),
-            Ok(Notice::RequestDone { request: RequestId::new("chatcmpl-x:y").unwrap(), ranks: 2 })
+            Ok(Notice::RequestDone {
+                request: RequestId::new("chatcmpl-x:y").unwrap(),
+                ranks: 2
+            })
         );
     }
 

@@ -14,7 +14,7 @@ use super::error::ReadError;
 use super::handle::{ReadId, ReadReport, ReadShared};
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
-use crate::descriptor::LeaseRef;
+use crate::descriptor::{BlockRuns, LeaseRef};
 use crate::ids::{BlockId, EngineId, Incarnation, WordSlot};
 use crate::memory::{ControlWords, OwnedBlocks};
 use crate::peer::PeerKey;
@@ -43,7 +43,7 @@ pub(crate) struct ReadJob {
     pub peer: PeerKey,
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
-    pub remote: Vec<BlockId>,
+    pub remote: BlockRuns,
     pub blocks: OwnedBlocks,
     pub submitted: MonoTime,
     pub deadline: MonoTime,
@@ -167,15 +167,22 @@ impl<R> ActiveRead<R> {
             });
         }
         let local = self.job.blocks.ids();
+        let mut remote = Vec::with_capacity(self.job.remote.len());
+        remote.extend(self.job.remote.iter());
         let plan = Plan::new(PlanInput {
-            remote_blocks: &self.job.remote,
+            remote_blocks: &remote,
             local_blocks: local,
             pairs: &link.pairs,
             remote_block_count: link.remote_blocks,
             local_block_count: env.local_blocks,
-            limits: PlanLimits { max_descriptor_bytes: env.config.max_descriptor_bytes },
+            limits: PlanLimits {
+                max_descriptor_bytes: env.config.max_descriptor_bytes,
+            },
         })
-        .map_err(|cause| ReadError::BadDescriptor { engine: engine(), cause })?;
+        .map_err(|cause| ReadError::BadDescriptor {
+            engine: engine(),
+            cause,
+        })?;
         self.report.bytes = plan.bytes();
         self.report.descriptors_unmerged = plan.descriptors_unmerged();
         self.report.runs = plan.runs().len() as u64;
@@ -201,7 +208,11 @@ impl<R> ActiveRead<R> {
                 let failure = self.failure.take().unwrap_or(ReadError::Cancelled);
                 return Advance::Ended(Err(failure));
             }
-            return if worked { Advance::Worked } else { Advance::Idle };
+            return if worked {
+                Advance::Worked
+            } else {
+                Advance::Idle
+            };
         }
         match self.phase {
             Phase::Waiting => {}
@@ -220,7 +231,11 @@ impl<R> ActiveRead<R> {
                 }
             }
         }
-        if worked { Advance::Worked } else { Advance::Idle }
+        if worked {
+            Advance::Worked
+        } else {
+            Advance::Idle
+        }
     }
 
     fn poll_windows<A: Agent<Request = R>>(
@@ -237,8 +252,10 @@ impl<R> ActiveRead<R> {
                     worked = true;
                 }
                 Err(ReadFault { error, after }) => {
-                    let error =
-                        ReadError::Transport { engine: self.job.engine.clone(), cause: error };
+                    let error = ReadError::Transport {
+                        engine: self.job.engine.clone(),
+                        cause: error,
+                    };
                     if after == AfterError::InDoubt {
                         return Err(error);
                     }
@@ -253,8 +270,7 @@ impl<R> ActiveRead<R> {
                 link.agent.discard(window.request);
                 if self.failure.is_none() && self.told.is_none() && window.layers > 0 {
                     if self.report.first_layer.is_zero() {
-                        self.report.first_layer =
-                            clock.now().saturating_since(self.job.submitted);
+                        self.report.first_layer = clock.now().saturating_since(self.job.submitted);
                     }
                     self.job.shared.set_layers_ready(window.layers);
                 }
@@ -280,8 +296,10 @@ impl<R> ActiveRead<R> {
         });
         match next {
             Some(window) => {
-                self.report.descriptors =
-                    self.report.descriptors.saturating_add(env.batch.len() as u64);
+                self.report.descriptors = self
+                    .report
+                    .descriptors
+                    .saturating_add(env.batch.len() as u64);
                 self.report.windows = self.report.windows.saturating_add(1);
                 self.post(link, env, window.ends, window.layers)?;
                 Ok(true)
@@ -295,7 +313,11 @@ impl<R> ActiveRead<R> {
                 let remote = link.words.block_addr(BlockId(self.job.lease.slot.0));
                 let local = env.landing.region().block_addr(BlockId(self.slot.0));
                 if let (Ok(remote), Ok(local)) = (remote, local) {
-                    env.batch.push(Descriptor { remote, local, len: 8 });
+                    env.batch.push(Descriptor {
+                        remote,
+                        local,
+                        len: 8,
+                    });
                     self.post(link, env, Ends::HOST, 0)?;
                 }
                 Ok(true)
@@ -320,11 +342,18 @@ impl<R> ActiveRead<R> {
         match posted {
             Ok((request, progress)) => {
                 let over = progress == Progress::Done;
-                self.windows.push_back(Window { request, layers, over });
+                self.windows.push_back(Window {
+                    request,
+                    layers,
+                    over,
+                });
                 Ok(())
             }
             Err(ReadFault { error, after }) => {
-                let error = ReadError::Transport { engine: self.job.engine.clone(), cause: error };
+                let error = ReadError::Transport {
+                    engine: self.job.engine.clone(),
+                    cause: error,
+                };
                 if after == AfterError::InDoubt {
                     return Err(error);
                 }

@@ -14,10 +14,10 @@ use rmpv::{Value, ValueRef};
 use thiserror::Error;
 
 use super::addr::PeerAddr;
-use crate::descriptor::ClusterKey;
 use super::card::{Card, Features, PeerCard, VllmCard, VllmFields};
 use super::compat::{CompatError, CompatFactors, check_compatible};
 use super::msgpack::{self, Fields, Malformed, as_bin, as_text, as_u32, as_u64, map};
+use crate::descriptor::ClusterKey;
 use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
 use crate::layout::{MemKind, RegionError, RegionGeometry};
 

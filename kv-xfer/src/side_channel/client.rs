@@ -18,8 +18,8 @@ use super::wire::{
     self, ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest, Request, WireError,
 };
 use super::zmtp::{self, Command, Decoder, Event, Limits, ZmtpError};
-use crate::descriptor::ClusterKey;
 use crate::clock::{Clock, MonoTime, SystemClock};
+use crate::descriptor::ClusterKey;
 use crate::ids::{EngineId, Incarnation, Rank};
 use crate::peer::{CardLimits, ClockOffset, Feature, Features, PeerAddr};
 

@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use super::connection::{Connections, serve};
 use super::wire::{ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest};
 use crate::clock::{Clock, SystemClock};
-use crate::ids::{EngineId, Incarnation, Rank};
 use crate::descriptor::ClusterKey;
+use crate::ids::{EngineId, Incarnation, Rank};
 
 /// Pause after a failed `accept`, so that a lack of file descriptors does not burn a core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);

@@ -15,10 +15,10 @@ use std::time::Duration;
 use rmpv::{Value, ValueRef};
 use thiserror::Error;
 
-use crate::ids::{EngineId, Incarnation, LeaseId, NameError, Rank};
-use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, as_u64, map};
 use crate::descriptor::ClusterKey;
+use crate::ids::{EngineId, Incarnation, LeaseId, NameError, Rank};
 use crate::peer::Malformed;
+use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, as_u64, map};
 
 const GET_META: &str = "get_meta_msg";
 const PING: &str = "kvx_ping";

@@ -21,13 +21,21 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Four layers, two heads of eight: 512 bytes a block and region.
 pub fn layout(order: PoolOrder) -> KvLayout {
-    let heads = Attention::Gqa { kv_heads: 2, head_dim_k: 8, head_dim_v: 8 };
+    let heads = Attention::Gqa {
+        kv_heads: 2,
+        head_dim_k: 8,
+        head_dim_v: 8,
+    };
     let model = ModelGeometry::new("tiny", 4, heads, Dtype::Bf16, None).unwrap();
     KvLayout::new(&model, 1, BLOCK_TOKENS, order, KvSplit::Separate).unwrap()
 }
 
 pub fn sim_pool(fabric: &SimFabric, layout: KvLayout, blocks: u32) -> Arc<KvPool> {
-    let bytes: u64 = layout.regions().iter().map(|r| r.block_len * u64::from(blocks)).sum();
+    let bytes: u64 = layout
+        .regions()
+        .iter()
+        .map(|r| r.block_len * u64::from(blocks))
+        .sum();
     let memory = fabric.memory(usize::try_from(bytes).unwrap());
     let mut base = memory.base();
     let regions = layout
@@ -52,7 +60,9 @@ pub fn sim_pool(fabric: &SimFabric, layout: KvLayout, blocks: u32) -> Arc<KvPool
 /// The byte at `offset` of a block's chunk (one component of one layer), for a content generation.
 pub fn byte(generation: u8, chunk: usize, block: BlockId, offset: usize) -> u8 {
     let mixed = (block.0 as usize * 31 + chunk * 7 + offset) as u8;
-    mixed.wrapping_mul(167).wrapping_add(generation.wrapping_mul(89))
+    mixed
+        .wrapping_mul(167)
+        .wrapping_add(generation.wrapping_mul(89))
 }
 
 /// Fills blocks chunk by chunk, so that the content means the same in pools of any order.
@@ -62,7 +72,8 @@ pub fn fill(pool: &KvPool, blocks: &[BlockId], generation: u8) {
             let bytes: Vec<u8> = (0..chunk.len as usize)
                 .map(|offset| byte(generation, index, *block, offset))
                 .collect();
-            pool.write_block(chunk.region as usize, *block, chunk.offset, &bytes).unwrap();
+            pool.write_block(chunk.region as usize, *block, chunk.offset, &bytes)
+                .unwrap();
         }
     }
 }
@@ -73,7 +84,9 @@ pub fn wrong_bytes(local: &OwnedBlocks, remote: &[BlockId], generation: u8) -> u
     for (index, chunk) in local.pool().layout().chunks().iter().enumerate() {
         let mut bytes = vec![0; chunk.len as usize];
         for (at, block) in remote.iter().enumerate() {
-            local.read_at(at, chunk.region as usize, chunk.offset, &mut bytes).unwrap();
+            local
+                .read_at(at, chunk.region as usize, chunk.offset, &mut bytes)
+                .unwrap();
             wrong += bytes
                 .iter()
                 .enumerate()
@@ -163,7 +176,11 @@ pub fn pair_with(tune: impl FnOnce(&mut EngineConfig)) -> Pair {
     reader_config.holder.bind = None;
     tune(&mut reader_config);
     let reader = engine(reader_config, &reader_pool, &fabric);
-    Pair { fabric, holder, reader }
+    Pair {
+        fabric,
+        holder,
+        reader,
+    }
 }
 
 pub fn pair() -> Pair {

@@ -15,9 +15,7 @@ use nixl_sys::{
 use super::fault::{error, refused};
 use crate::ids::AgentName;
 use crate::layout::{MemKind, RegionGeometry};
-use crate::transport::{
-    AfterError, Agent, Descriptor, Ends, Progress, ReadFault, TransportError,
-};
+use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault, TransportError};
 
 /// A posted NIXL request.
 #[derive(Debug)]
@@ -46,7 +44,9 @@ pub struct NixlAgent {
 
 impl fmt::Debug for NixlAgent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NixlAgent").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("NixlAgent")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -144,11 +144,16 @@ impl NixlAgent {
         // SAFETY: makes a value of its own.
         let list = unsafe { self.library.create_reg_dlist(memory_type(kind)) }.map_err(fail)?;
         let filled = regions.iter().try_for_each(|region| {
-            let len = region.byte_len().map_err(|e| refused(OPERATION, e.to_string()))?;
+            let len = region
+                .byte_len()
+                .map_err(|e| refused(OPERATION, e.to_string()))?;
             let (base, len) = (address(region.base, OPERATION)?, address(len, OPERATION)?);
             // SAFETY: the list is live and this thread's; the numbers are not dereferenced here.
-            unsafe { self.library.reg_dlist_add_desc(list, base, len, region.device.into(), &[]) }
-                .map_err(fail)
+            unsafe {
+                self.library
+                    .reg_dlist_add_desc(list, base, len, region.device.into(), &[])
+            }
+            .map_err(fail)
         });
         if let Err(error) = filled {
             // SAFETY: the list is live, and this is its only use from here on.
@@ -203,12 +208,14 @@ impl NixlAgent {
             let (local_device, remote_device) = (ends.local_device, ends.remote_device);
             // SAFETY: the list is live and this thread's.
             unsafe {
-                self.library.xfer_dlist_add_desc(lists.local, local, len, local_device.into())
+                self.library
+                    .xfer_dlist_add_desc(lists.local, local, len, local_device.into())
             }
             .map_err(fail)?;
             // SAFETY: the list is live and this thread's.
             unsafe {
-                self.library.xfer_dlist_add_desc(lists.remote, remote, len, remote_device.into())
+                self.library
+                    .xfer_dlist_add_desc(lists.remote, remote, len, remote_device.into())
             }
             .map_err(fail)?;
         }
@@ -253,7 +260,8 @@ impl Agent for NixlAgent {
                 // SAFETY: agent, list and options are live and this thread's. The memory is kept
                 // mapped by `keep`, as the caller of `register` has it.
                 let registered = unsafe {
-                    self.library.register_mem(self.agent, list, Some(self.with_backend))
+                    self.library
+                        .register_mem(self.agent, list, Some(self.with_backend))
                 };
                 match registered {
                     Ok(()) => {
@@ -272,7 +280,8 @@ impl Agent for NixlAgent {
             if result.is_err() {
                 // SAFETY: the list was registered just above with the same options.
                 let _ = unsafe {
-                    self.library.deregister_mem(self.agent, list, Some(self.with_backend))
+                    self.library
+                        .deregister_mem(self.agent, list, Some(self.with_backend))
                 };
             }
             // SAFETY: the list is live and not used again.
@@ -284,7 +293,9 @@ impl Agent for NixlAgent {
     fn metadata(&mut self) -> Result<Vec<u8>, TransportError> {
         // SAFETY: the agent is live and this thread's.
         let bytes = unsafe { self.library.get_local_md(self.agent) };
-        bytes.map(|bytes| bytes.to_vec()).map_err(|cause| error("get metadata", &cause))
+        bytes
+            .map(|bytes| bytes.to_vec())
+            .map_err(|cause| error("get metadata", &cause))
     }
 
     fn load_peer(&mut self, metadata: &[u8], expected: &AgentName) -> Result<(), TransportError> {
@@ -322,7 +333,10 @@ impl Agent for NixlAgent {
     ) -> Result<(NixlRequest, Progress), ReadFault> {
         let request = self
             .request(peer, ends, descriptors)
-            .map_err(|error| ReadFault { error, after: AfterError::Quiet })?;
+            .map_err(|error| ReadFault {
+                error,
+                after: AfterError::Quiet,
+            })?;
         // SAFETY: agent and request are live and this thread's. The destination stays mapped and
         // unused until the request is over or this agent is destroyed: the engine owns its blocks.
         match unsafe { self.library.post_xfer_req(self.agent, request, None) } {
@@ -331,7 +345,10 @@ impl Agent for NixlAgent {
             Err(cause) => {
                 // Some descriptors may have been posted before the one that failed.
                 self.discard(NixlRequest(request));
-                Err(ReadFault { error: error("post read", &cause), after: AfterError::InDoubt })
+                Err(ReadFault {
+                    error: error("post read", &cause),
+                    after: AfterError::InDoubt,
+                })
             }
         }
     }
@@ -342,7 +359,10 @@ impl Agent for NixlAgent {
             Ok(NixlProgress::Done) => Ok(Progress::Done),
             Ok(NixlProgress::InProgress) => Ok(Progress::Pending),
             // One descriptor's failure is reported while others may be in flight.
-            Err(cause) => Err(ReadFault { error: error("read", &cause), after: AfterError::InDoubt }),
+            Err(cause) => Err(ReadFault {
+                error: error("read", &cause),
+                after: AfterError::InDoubt,
+            }),
         }
     }
 
@@ -361,9 +381,12 @@ impl Agent for NixlAgent {
             return Err(refused("notify", format!("peer {peer} is not loaded")));
         };
         // SAFETY: agent and options are live and this thread's; C copies the message.
-        unsafe { self.library.gen_notif(self.agent, peer, message, Some(self.with_backend)) }
-            .map(|_| ())
-            .map_err(|cause| error("notify", &cause))
+        unsafe {
+            self.library
+                .gen_notif(self.agent, peer, message, Some(self.with_backend))
+        }
+        .map(|_| ())
+        .map_err(|cause| error("notify", &cause))
     }
 
     fn notifications(
@@ -373,17 +396,23 @@ impl Agent for NixlAgent {
         let fail = |cause: CallError| error("take notifications", &cause);
         let map = self.notifications;
         // SAFETY: agent, map and options are live and this thread's.
-        unsafe { self.library.get_notifs(self.agent, map, Some(self.with_backend)) }
-            .map_err(fail)?;
+        unsafe {
+            self.library
+                .get_notifs(self.agent, map, Some(self.with_backend))
+        }
+        .map_err(fail)?;
         // SAFETY: the map is live and this thread's.
         let senders = unsafe { self.library.notif_map_size(map) }.map_err(fail)?;
         for index in 0..senders {
             // SAFETY: as above.
-            let sender = unsafe { self.library.notif_map_get_agent_at(map, index) }.map_err(fail)?;
+            let sender =
+                unsafe { self.library.notif_map_get_agent_at(map, index) }.map_err(fail)?;
             // SAFETY: as above.
             let count =
                 unsafe { self.library.notif_map_get_notifs_size(map, &sender) }.map_err(fail)?;
-            let Ok(name) = AgentName::new(sender.to_string_lossy()) else { continue };
+            let Ok(name) = AgentName::new(sender.to_string_lossy()) else {
+                continue;
+            };
             for n in 0..count {
                 // SAFETY: as above.
                 let message =

@@ -28,10 +28,20 @@ pub(super) fn error(operation: &'static str, cause: &CallError) -> TransportErro
         CallError::BadArgument { .. } => FailureKind::Rejected,
         other => kind(other.status()),
     };
-    TransportError { operation, kind, cause: cause.to_string(), raw: cause.raw() }
+    TransportError {
+        operation,
+        kind,
+        cause: cause.to_string(),
+        raw: cause.raw(),
+    }
 }
 
 /// An error of our own making.
 pub(super) fn refused(operation: &'static str, cause: impl Into<String>) -> TransportError {
-    TransportError { operation, kind: FailureKind::Rejected, cause: cause.into(), raw: None }
+    TransportError {
+        operation,
+        kind: FailureKind::Rejected,
+        cause: cause.into(),
+        raw: None,
+    }
 }

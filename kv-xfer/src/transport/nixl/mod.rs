@@ -16,9 +16,7 @@ use nixl_sys::{AgentConfig, Library, VersionFamily, c_string};
 
 pub use agent::{NixlAgent, NixlRequest};
 
-use super::{
-    AgentRole, FailureKind, Transport, TransportError, TransportInfo,
-};
+use super::{AgentRole, FailureKind, Transport, TransportError, TransportInfo};
 use crate::ids::AgentName;
 use crate::memory::{ControlWords, HostWords};
 
@@ -37,7 +35,10 @@ pub struct BackendConfig {
 
 impl Default for BackendConfig {
     fn default() -> Self {
-        Self { name: "UCX".into(), params: Vec::new() }
+        Self {
+            name: "UCX".into(),
+            params: Vec::new(),
+        }
     }
 }
 
@@ -72,14 +73,20 @@ impl NixlTransport {
                 plugins.join(", ")
             )));
         }
-        let text = |what, value: &str| c_string(what, value).map_err(|e| unsupported(e.to_string()));
+        let text =
+            |what, value: &str| c_string(what, value).map_err(|e| unsupported(e.to_string()));
         let plugin = text("backend name", &backend.name)?;
         let params = backend
             .params
             .iter()
             .map(|(key, value)| Ok((text("parameter name", key)?, text("parameter", value)?)))
             .collect::<Result<_, TransportError>>()?;
-        Ok(Self { library, backend, plugin, params })
+        Ok(Self {
+            library,
+            backend,
+            plugin,
+            params,
+        })
     }
 
     /// The loaded library.
@@ -98,7 +105,13 @@ impl Transport for NixlTransport {
             progress_delay_us: SERVE_PROGRESS_DELAY_US,
             ..AgentConfig::default()
         };
-        NixlAgent::open(Arc::clone(&self.library), name, &config, &self.plugin, &self.params)
+        NixlAgent::open(
+            Arc::clone(&self.library),
+            name,
+            &config,
+            &self.plugin,
+            &self.params,
+        )
     }
 
     fn control_words(&self, slots: u32) -> Result<Arc<dyn ControlWords>, TransportError> {
@@ -113,11 +126,18 @@ impl Transport for NixlTransport {
 
     fn info(&self) -> TransportInfo {
         let report = self.library.report();
-        let version = report.version.clone().unwrap_or_else(|| match report.family {
-            VersionFamily::V1_4 => "1.4".into(),
-            VersionFamily::V1_5 => "1.5".into(),
-            _ => "unknown".into(),
-        });
-        TransportInfo { name: "nixl", version, backend: self.backend.name.clone() }
+        let version = report
+            .version
+            .clone()
+            .unwrap_or_else(|| match report.family {
+                VersionFamily::V1_4 => "1.4".into(),
+                VersionFamily::V1_5 => "1.5".into(),
+                _ => "unknown".into(),
+            });
+        TransportInfo {
+            name: "nixl",
+            version,
+            backend: self.backend.name.clone(),
+        }
     }
 }
