@@ -471,6 +471,77 @@ mod tests {
         assert!(start.elapsed() < 10 * SECOND);
     }
 
+    /// Runs one of the tests below, which play child processes, in a process of its own.
+    fn play(name: &str) -> Worker {
+        let test = format!("demo::proc::tests::{name}");
+        let arguments = [
+            "--exact",
+            &test,
+            "--ignored",
+            "--nocapture",
+            "--test-threads=2",
+        ];
+        Worker::spawn_self(name, &arguments, &Interrupt::default()).unwrap()
+    }
+
+    fn is_alive(pid: u32) -> bool {
+        // A process that nobody waits for yet is dead all the same.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    }
+
+    #[test]
+    #[ignore = "plays a child process for other tests"]
+    fn child() {
+        let mut parent = Parent::attach().unwrap();
+        while let Some(number) = parent.recv::<u32>().unwrap() {
+            if number == 0 {
+                // Deaf to the end of its input.
+                thread::sleep(60 * SECOND);
+            }
+            parent.send(&(number + 1)).unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "plays a child process for other tests"]
+    fn child_with_a_child() {
+        let parent = Parent::attach().unwrap();
+        let mut worker = play("child");
+        worker.send(&1).unwrap();
+        assert_eq!(worker.recv::<u32>(10 * SECOND).unwrap(), 2);
+        worker.send(&0).unwrap();
+        parent.send(&worker.id()).unwrap();
+        thread::sleep(60 * SECOND);
+    }
+
+    #[test]
+    fn a_child_answers_and_ends_with_its_input() {
+        let mut worker = play("child");
+        for number in [5, 7] {
+            worker.send(&number).unwrap();
+            assert_eq!(worker.recv::<u32>(10 * SECOND).unwrap(), number + 1);
+        }
+        worker.finish(10 * SECOND).unwrap();
+    }
+
+    #[test]
+    fn a_child_dies_with_a_killed_parent() {
+        let mut middle = play("child_with_a_child");
+        let grandchild = middle.recv::<u32>(20 * SECOND).unwrap();
+        assert!(is_alive(grandchild));
+        drop(middle);
+        let end = Instant::now() + 10 * SECOND;
+        while is_alive(grandchild) {
+            assert!(
+                Instant::now() < end,
+                "process {grandchild} outlives its parent"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     #[test]
     fn a_dropped_worker_is_dead() {
         let worker = shell("sleep 60");
