@@ -1,5 +1,6 @@
 //! The parts of `kvx`, the command-line tool of kv-xfer, as its tests and benches use them.
 #![forbid(unsafe_code)]
 
+pub mod cli;
 pub mod demo;
 pub mod runtime;

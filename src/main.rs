@@ -1,9 +1,26 @@
 //! `kvx`, the command-line tool of kv-xfer.
-use kvx::runtime;
+#![forbid(unsafe_code)]
 
-fn main() {
-    match runtime::resolve() {
-        Ok(found) => println!("{found:?}"),
-        Err(error) => println!("{error}"),
-    }
+use std::io::{IsTerminal, stderr};
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvx::cli::{Cli, Command};
+use kvx::demo;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("KVX_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .init();
+    let exit = match cli.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::DemoDecode => demo::run_decode(),
+        Command::DemoPrefill => demo::run_prefill(),
+    };
+    exit.into()
 }
