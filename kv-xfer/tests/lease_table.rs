@@ -1,4 +1,5 @@
 //! The lease table: its rules one by one, and all of them together against a model.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
