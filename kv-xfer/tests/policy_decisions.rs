@@ -1,4 +1,5 @@
 //! Read or recompute: the table of cases, and what holds for every input.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -14,6 +14,7 @@
 //! owner puts it behind a lock or on one thread.
 #![forbid(unsafe_code)]
 
+mod deadlines;
 mod ended;
 mod slots;
 mod table;

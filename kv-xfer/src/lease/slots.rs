@@ -52,6 +52,7 @@ pub(super) struct Slots {
     free: Vec<u32>,
     oldest: u32,
     newest: u32,
+    live: usize,
     next_seq: u64,
     word_base: u64,
     max: u32,
@@ -64,6 +65,7 @@ impl Slots {
             free: Vec::new(),
             oldest: NONE,
             newest: NONE,
+            live: 0,
             next_seq: 1,
             word_base,
             max,
@@ -124,6 +126,7 @@ impl Slots {
         });
         let word = entry.word;
         self.next_seq = self.next_seq.saturating_add(1);
+        self.live = self.live.saturating_add(1);
         match self.live_mut(older) {
             Some(before) => before.newer = slot,
             None => self.oldest = slot,
@@ -167,6 +170,20 @@ impl Slots {
         }
     }
 
+    /// When a lease ends, if it holds.
+    pub(super) fn deadline(&self, lease: LeaseId) -> Option<MonoTime> {
+        let entry = self.slots.get(widen(slot_of(lease)))?;
+        match &entry.state {
+            State::Live(live) if entry.lease == lease => Some(live.deadline),
+            State::Live(_) | State::Free | State::Ended => None,
+        }
+    }
+
+    /// How many leases hold.
+    pub(super) const fn live_count(&self) -> usize {
+        self.live
+    }
+
     /// The slot of the lease that was granted first among those that hold.
     pub(super) fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
@@ -182,6 +199,7 @@ impl Slots {
             return None;
         };
         let (lease, word) = (entry.lease, entry.word);
+        self.live = self.live.saturating_sub(1);
         match self.live_mut(live.older) {
             Some(before) => before.newer = live.newer,
             None => self.oldest = live.newer,

@@ -1,9 +1,10 @@
 //! The lease table.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use super::deadlines::Deadlines;
 use super::ended::{EndReason, EndedLease, FreedBlocks, RetireError, RetireFailed};
 use super::slots::Slots;
 use super::terms::{
@@ -55,7 +56,7 @@ pub struct LeaseTable {
     config: LeaseConfig,
     slots: Slots,
     by_request: HashMap<RequestId, u32>,
-    by_deadline: BTreeSet<(MonoTime, u32)>,
+    deadlines: Deadlines,
     counters: LeaseCounters,
     live_blocks: u64,
 }
@@ -71,7 +72,7 @@ impl LeaseTable {
             config,
             slots: Slots::new(config.max_leases, config.word_base),
             by_request: HashMap::new(),
-            by_deadline: BTreeSet::new(),
+            deadlines: Deadlines::default(),
             counters: LeaseCounters::default(),
             live_blocks: 0,
         })
@@ -148,7 +149,7 @@ impl LeaseTable {
             return Err(self.refuse(error, Vec::new()));
         };
         by_request.insert(slot);
-        self.by_deadline.insert((deadline, slot));
+        self.deadlines.insert(deadline, lease);
         self.live_blocks = self.live_blocks.saturating_add(count);
         self.counters.granted = self.counters.granted.saturating_add(1);
         Ok(Grant {
@@ -184,14 +185,13 @@ impl LeaseTable {
         extension: Duration,
     ) -> RenewOutcome {
         let wanted = now.saturating_add(extension.min(self.config.max_ttl));
-        let outcome = match slot.and_then(|slot| Some((slot, self.slots.live_mut(slot)?))) {
+        let outcome = match slot.and_then(|slot| self.slots.live_mut(slot)) {
             None => RenewOutcome::Unknown,
-            Some((_, live)) if live.deadline <= now => RenewOutcome::TooLate,
-            Some((_, live)) if live.deadline >= wanted => RenewOutcome::Unchanged(live.deadline),
-            Some((slot, live)) => {
-                self.by_deadline.remove(&(live.deadline, slot));
+            Some(live) if live.deadline <= now => RenewOutcome::TooLate,
+            Some(live) if live.deadline >= wanted => RenewOutcome::Unchanged(live.deadline),
+            Some(live) => {
                 live.deadline = wanted;
-                self.by_deadline.insert((wanted, slot));
+                self.deadlines.settle(&self.slots);
                 RenewOutcome::Extended(wanted)
             }
         };
@@ -295,13 +295,15 @@ impl LeaseTable {
         self.end(slot, EndReason::Revoked)
     }
 
-    /// Ends every lease whose deadline is `now` or earlier, the earliest deadline first.
+    /// Ends every lease whose deadline is `now` or earlier, the earliest deadline first,
+    /// and of equal ones the older lease.
     pub fn expire(&mut self, now: MonoTime) -> Vec<EndedLease> {
         std::iter::from_fn(|| {
-            let (deadline, slot) = *self.by_deadline.first()?;
+            let (deadline, lease) = self.deadlines.first()?;
             if deadline > now {
                 return None;
             }
+            let slot = self.slots.find(lease)?;
             self.end(slot, EndReason::Expired)
         })
         .collect()
@@ -310,12 +312,12 @@ impl LeaseTable {
     /// When [`expire`](Self::expire) has something to do next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoTime> {
-        self.by_deadline.first().map(|(deadline, _)| *deadline)
+        self.deadlines.first().map(|(deadline, _)| deadline)
     }
 
     fn end(&mut self, slot: u32, reason: EndReason) -> Option<EndedLease> {
         let (lease, word, live) = self.slots.end(slot)?;
-        self.by_deadline.remove(&(live.deadline, slot));
+        self.deadlines.settle(&self.slots);
         self.by_request.remove(&live.request);
         self.live_blocks = self.live_blocks.saturating_sub(count(&live.blocks));
         let counter = match reason {
@@ -396,14 +398,14 @@ impl LeaseTable {
 
     /// How many leases hold.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.by_deadline.len()
+    pub const fn len(&self) -> usize {
+        self.slots.live_count()
     }
 
     /// Whether no lease holds.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_deadline.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.slots.live_count() == 0
     }
 
     /// How many blocks the leases hold, a block under several of them counted once for each.
@@ -433,6 +435,11 @@ impl LeaseTable {
     #[must_use]
     pub const fn config(&self) -> &LeaseConfig {
         &self.config
+    }
+
+    #[cfg(test)]
+    pub(super) fn deadline_entries(&self) -> usize {
+        self.deadlines.entries()
     }
 
     const fn full(&self) -> GrantError {

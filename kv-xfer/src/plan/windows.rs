@@ -210,7 +210,7 @@ impl Plan {
     }
 }
 
-/// What still fits into a window.
+/// What a window may hold, and what it holds.
 #[derive(Debug)]
 struct Room {
     descriptors: usize,
@@ -218,19 +218,8 @@ struct Room {
     used: u64,
 }
 
-impl Room {
-    /// Whether a descriptor of `len` bytes still fits. The first one always does.
-    const fn take(&mut self, len: u64, taken: usize) -> bool {
-        let used = self.used.saturating_add(len);
-        if taken >= self.descriptors || (taken > 0 && used > self.bytes) {
-            return false;
-        }
-        self.used = used;
-        true
-    }
-}
-
-/// Emits what fits of one step; true when the step is done.
+/// Emits what fits of one step; true when the step is done. The first descriptor of a window always
+/// fits.
 fn fill(
     step: &Step,
     runs: &[PairRun],
@@ -239,27 +228,36 @@ fn fill(
     out: &mut Vec<Descriptor>,
 ) -> bool {
     let pair = &step.pair;
-    while let Some(run) = runs.get(cursor.run) {
-        while cursor.block < run.len {
-            let blocks = (run.len - cursor.block).min(step.blocks_per_descriptor);
+    let rest = runs.get(cursor.run..).unwrap_or_default();
+    out.reserve(rest.len().min(room.descriptors.saturating_sub(out.len())));
+    let Cursor { mut block, .. } = *cursor;
+    let mut used = room.used;
+    for (at, run) in (cursor.run..).zip(rest) {
+        while block < run.len {
+            let blocks = (run.len - block).min(step.blocks_per_descriptor);
             // None of this can overflow: `Plan::new` has checked the address after the last byte
             // of the highest block on both sides, and the sum of all bytes.
             let len = u64::from(blocks) * pair.len;
-            if !room.take(len, out.len()) {
+            let taken = out.len();
+            if taken >= room.descriptors || (taken > 0 && used + len > room.bytes) {
+                cursor.run = at;
+                cursor.block = block;
+                room.used = used;
                 return false;
             }
-            let remote = u64::from(run.remote_first.0) + u64::from(cursor.block);
-            let local = u64::from(run.local_first.0) + u64::from(cursor.block);
+            let remote = u64::from(run.remote_first.0) + u64::from(block);
+            let local = u64::from(run.local_first.0) + u64::from(block);
             out.push(Descriptor {
                 remote: pair.remote_base + remote * pair.remote_stride,
                 local: pair.local_base + local * pair.local_stride,
                 len,
             });
-            cursor.block += blocks;
+            used += len;
+            block += blocks;
         }
-        cursor.run += 1;
-        cursor.block = 0;
+        block = 0;
     }
+    room.used = used;
     true
 }
 

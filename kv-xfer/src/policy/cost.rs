@@ -175,8 +175,9 @@ fn solve(normal: &Matrix, target: &Vector, used: [bool; 3]) -> Vector {
     for i in 0..3 {
         for j in i + 1..3 {
             let factor = a[j][i] / a[i][i];
-            for k in i..3 {
-                a[j][k] -= factor * a[i][k];
+            let pivot = a[i];
+            for (cell, above) in a[j].iter_mut().zip(pivot).skip(i) {
+                *cell -= factor * above;
             }
             b[j] -= factor * b[i];
         }
