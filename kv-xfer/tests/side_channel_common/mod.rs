@@ -89,7 +89,7 @@ pub fn dial(addr: SocketAddr) -> Dialable {
 
 /// Waits until the server's counts are as wanted.
 pub fn wait_for(server: &Server, what: &str, wanted: impl Fn(&ServerStats) -> bool) {
-    for _ in 0..500 {
+    for _ in 0..2000 {
         if wanted(&server.stats()) {
             return;
         }
@@ -141,7 +141,7 @@ pub fn as_req(addr: SocketAddr) -> TcpStream {
     stream
         .write_all(&kv_xfer::side_channel::zmtp::ready("REQ"))
         .unwrap();
-    let mut ready = [0; 28];
+    let mut ready = vec![0; kv_xfer::side_channel::zmtp::ready("ROUTER").len()];
     stream.read_exact(&mut ready).unwrap();
     stream
 }
