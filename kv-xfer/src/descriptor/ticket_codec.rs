@@ -150,7 +150,7 @@ impl From<Malformed> for TicketError {
 ///     stamp: MonoTime::from_nanos(1),
 ///     fingerprint: LayoutFingerprint([0; 32]),
 /// };
-/// let text = ticket.seal(None, &binding)?.to_text();
+/// let text = ticket.clone().seal(None, &binding)?.to_text();
 /// let arrived = SealedTicket::parse(&text, &DescriptorLimits::default())?;
 /// assert_eq!(arrived.verify(None, &binding)?, &ticket);
 /// let other = Binding { tenant: Some("globex"), ..binding };

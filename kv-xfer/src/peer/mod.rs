@@ -18,19 +18,21 @@
 
 mod addr;
 mod card;
+mod card_policy;
 mod clock_offset;
-mod codec;
 mod compat;
+mod decode;
+mod encode;
 pub(crate) mod msgpack;
 mod table;
 
 pub use addr::{AddrError, MAX_HOST_BYTES, PeerAddr};
 pub use card::{Card, Feature, Features, PROTOCOL_VERSION, PeerCard, VllmCard, VllmFields};
+pub use card_policy::{CardError, CardFault, CardLimits, CardPolicy, RegionIndex};
 pub use clock_offset::ClockOffset;
-pub use codec::{
-    CardError, CardFault, CardLimits, CardPolicy, RegionIndex, decode_reply, encode_reply,
-};
 pub use compat::{CompatError, CompatFactors, VllmFactors, check_compatible};
+pub use decode::decode_reply;
+pub use encode::encode_reply;
 pub use msgpack::Malformed;
 pub use table::{
     CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerState, PeerTable, Want,
