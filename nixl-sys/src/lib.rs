@@ -1,1 +1,38 @@
-//! Run-time loaded bindings of the libnixl C interface.
+#![doc = include_str!("../README.md")]
+
+mod api;
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    dead_code,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::expect_used
+)]
+mod bindings;
+mod disconnect;
+mod discovery;
+mod environment;
+mod error;
+mod library;
+mod process;
+mod report;
+mod status;
+mod symbols;
+mod types;
+
+pub use discovery::{LIBRARY_NAME, Layout, find_in};
+pub use environment::{
+    Environment, EnvironmentOutcome, EnvironmentReport, KeptVariable, Variable, has_rdma,
+};
+pub use error::{CallError, LoadError, c_string};
+pub use library::{Library, OpenOptions};
+pub use report::{Finding, LoadReport, VersionFamily};
+pub use status::{Progress, Status};
+pub use symbols::{FUNCTIONS_SINCE_1_5, REQUIRED_FUNCTIONS};
+pub use types::{
+    AgentConfig, AgentHandle, BackendHandle, Buffer, CostEstimate, MemListHandle, MemViewHandle,
+    MemoryType, NotifMapHandle, OptArgsHandle, ParamIterHandle, ParamsHandle, PreparedDlistHandle,
+    QueryRespListHandle, RegDlistHandle, RemoteDlistHandle, StringListHandle, ThreadSync,
+    XferDlistHandle, XferOp, XferReqHandle, XferTelemetry,
+};

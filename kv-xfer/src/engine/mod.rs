@@ -1,2 +1,684 @@
-//! The engine: driver thread, read handles, quarantine, leases.
+//! The engine: one rank's end of every transfer.
+//!
+//! It holds blocks for others ([`Engine::lease`]), believes or refuses what others offer
+//! ([`Engine::accept`]), decides ([`Engine::decide`]) and reads ([`Engine::read`]). A read's
+//! destination blocks move into it and come back landed, returned, or later through
+//! [`Engine::returned`], once nothing can write into them any more.
 #![forbid(unsafe_code)]
+
+mod cards;
+mod config;
+mod connect;
+mod driver;
+mod error;
+mod handle;
+mod holder;
+mod link;
+mod notice;
+mod offer;
+mod read;
+
+use std::any::Any;
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, TrySendError, bounded, unbounded};
+
+pub use cards::SideChannelCards;
+pub use config::{EngineConfig, HolderConfig, ReaderConfig};
+pub use connect::{CardSource, ConnectError};
+pub use driver::ReturnedBlocks;
+pub use error::{
+    Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
+};
+pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutcome, ReadReport};
+pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
+pub use offer::Offer;
+pub use read::ReleasePolicy;
+
+use self::cards::Serving;
+use self::connect::{LocalSide, WorkerEnds, Workers};
+use self::driver::{Channels, Command, Driver, ReleaseJob};
+use self::handle::{HandleOwner, ReadShared};
+use self::holder::{Holder, HolderThread};
+use self::read::ReadJob;
+use crate::clock::{Clock, MonoTime, SystemClock};
+use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
+use crate::identity::BlockHash;
+use crate::ids::{AgentName, BlockId, EngineId, Incarnation, LeaseId, RequestId};
+use crate::layout::LayoutFingerprint;
+use crate::lease::{FreedBlocks, LeaseConfig, LeaseTable, NewLease};
+use crate::memory::{KvPool, OwnedBlocks};
+use crate::peer::{PeerAddr, PeerKey};
+use crate::policy::{Decision, DecisionInput, decide};
+use crate::telemetry::{EngineSnapshot, EngineStats};
+use crate::transport::{Agent, AgentRole, Transport, TransportInfo};
+
+/// Which way blocks are offered, which decides about vLLM's two flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// A prefill engine offers a prompt to a decode engine.
+    PrefillToDecode,
+    /// A decode engine offers prompt and answer to the next turn's prefill.
+    DecodeToPrefill,
+}
+
+/// Blocks to be leased and described.
+#[derive(Debug, Clone)]
+pub struct LeaseSpec<'a> {
+    /// The request whose blocks they are; unique among live leases.
+    pub request: RequestId,
+    /// The blocks in token order.
+    pub blocks: Vec<BlockId>,
+    /// Tokens whose KV is in the blocks; the last block may be partly filled.
+    pub tokens: u64,
+    /// One chained hash per full block.
+    pub hashes: Vec<BlockHash>,
+    /// How long, if not the configured default.
+    pub ttl: Option<Duration>,
+    /// Which way they are offered.
+    pub direction: Direction,
+    /// Tenant that the descriptor is bound to.
+    pub tenant: Option<&'a str>,
+    /// Conversation that the descriptor is bound to.
+    pub conversation: Option<&'a str>,
+}
+
+/// A leased descriptor, with the lease's name for renewing and revoking.
+#[derive(Debug, Clone)]
+pub struct Leased {
+    /// The lease.
+    pub lease: LeaseId,
+    /// What travels to the reader.
+    pub remote: RemoteBlocks,
+}
+
+/// What an engine knows of a prompt when it decides.
+#[derive(Debug, Clone, Copy)]
+pub struct Prompt<'a> {
+    /// Its length in tokens.
+    pub tokens: u64,
+    /// One chained hash per full block of it.
+    pub hashes: &'a [BlockHash],
+    /// Tokens found in the local prefix cache.
+    pub local_hit_tokens: u64,
+    /// Tokens under which recomputing is preferred; 0 always reads.
+    pub threshold: u64,
+}
+
+/// A read to be made.
+#[derive(Debug)]
+pub struct ReadRequest<'a> {
+    /// What is offered.
+    pub offer: &'a Offer,
+    /// Which of the offered blocks, by index.
+    pub span: Range<usize>,
+    /// Where to: exactly as many blocks of this engine's pool.
+    pub blocks: OwnedBlocks,
+    /// The read ends by then, however it ends.
+    pub timeout: Duration,
+    /// When the holder is told that the lease is needed no longer.
+    pub release: ReleasePolicy,
+}
+
+/// How a shutdown went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Blocks that may still be written: they stay claimed, and their pool mapped, for ever.
+    pub quarantined: u64,
+}
+
+/// What is shared with read handles.
+struct Owner {
+    wake: Sender<()>,
+    returned: Sender<ReturnedBlocks>,
+}
+
+impl HandleOwner for Owner {
+    fn cancelled(&self, _: ReadId) {
+        // A full channel means that the driver is about to look anyway.
+        let _ = self.wake.try_send(());
+    }
+
+    fn unclaimed(&self, read: ReadId, blocks: OwnedBlocks) {
+        let _ = self.returned.send(ReturnedBlocks { read, blocks });
+    }
+}
+
+/// One rank's engine. Dropping it shuts it down.
+pub struct Engine {
+    config: EngineConfig,
+    incarnation: Incarnation,
+    fingerprint: LayoutFingerprint,
+    pool: Arc<KvPool>,
+    clock: Arc<dyn Clock>,
+    stats: Arc<EngineStats>,
+    info: TransportInfo,
+    holder: Arc<Holder>,
+    holder_thread: HolderThread,
+    serving: Option<Serving>,
+    owner: Arc<Owner>,
+    next_read: AtomicU64,
+    reads: Sender<Box<ReadJob>>,
+    commands: Sender<Command>,
+    freed: Receiver<FreedBlocks>,
+    returned: Receiver<ReturnedBlocks>,
+    driver: Option<JoinHandle<()>>,
+    workers: Option<Workers>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("engine_id", &self.config.engine_id)
+            .field("incarnation", &self.incarnation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Time that dropping an engine gives its reads to end.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Starts an engine over a pool and a transport: registers the pool, serves its card if
+    /// [`HolderConfig::bind`] is set, and starts the driver.
+    ///
+    /// # Errors
+    /// [`StartError`]; then nothing is left running.
+    pub fn start<T: Transport>(
+        config: EngineConfig,
+        pool: Arc<KvPool>,
+        transport: Arc<T>,
+    ) -> Result<Self, StartError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let cards = Arc::new(SideChannelCards::new(
+            &config,
+            pool.layout(),
+            Arc::clone(&clock),
+        ));
+        Self::start_with(config, pool, transport, clock, cards)
+    }
+
+    /// Like [`start`](Self::start), with a clock and a source of cards of the caller's choice.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with<T: Transport>(
+        config: EngineConfig,
+        pool: Arc<KvPool>,
+        transport: Arc<T>,
+        clock: Arc<dyn Clock>,
+        cards: Arc<dyn CardSource>,
+    ) -> Result<Self, StartError> {
+        if config.reader.active == 0 || config.reader.queue == 0 {
+            return Err(StartError::Config(
+                "reader.active and reader.queue must be at least 1",
+            ));
+        }
+        let incarnation = Incarnation(random()?.max(1));
+        let stats = Arc::new(EngineStats::default());
+        let (freed_tx, freed) = unbounded();
+        let (nudge, nudged) = bounded(1);
+
+        // The holder's side.
+        let words = transport.control_words(config.holder.max_leases)?;
+        let mut lease_config = LeaseConfig::new(config.holder.max_leases, random()?);
+        lease_config.default_ttl = config.holder.default_ttl;
+        lease_config.max_ttl = config.holder.max_ttl;
+        let table = LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
+        table
+            .publish_words(words.as_ref())
+            .map_err(|e| StartError::Card(e.to_string()))?;
+        let name = AgentName::new(format!(
+            "{}/{}/{incarnation}/serve",
+            config.engine_id, config.rank
+        ))?;
+        let mut agent = transport.open_agent(&name, AgentRole::Serve)?;
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
+        agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
+        let metadata = agent.metadata()?;
+        let holder = Arc::new(Holder::new(
+            table,
+            Arc::clone(&words),
+            Arc::clone(&clock),
+            incarnation,
+            freed_tx,
+            nudge,
+            Arc::clone(&stats),
+        ));
+        let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
+        let serving = Serving::start(&config, &card, &holder, &clock)?;
+        let holder_thread =
+            HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
+
+        // The reader's side.
+        let landing = transport.control_words(config.reader.active)?;
+        let local = Arc::new(LocalSide {
+            engine: config.engine_id.clone(),
+            incarnation,
+            rank: config.rank,
+            pool: Arc::clone(&pool),
+            landing: Arc::clone(&landing),
+        });
+        // The count of queued reads bounds this channel; the driver empties it at every step.
+        let (reads, reads_rx) = bounded(config.reader.queue);
+        let (commands, commands_rx) = bounded(1024);
+        let (wake, wake_rx) = bounded(1);
+        let (events_tx, events_rx) = unbounded();
+        let (errands_tx, errands_rx) = unbounded();
+        let (releases_tx, releases_rx) = bounded(1024);
+        let (teardowns_tx, teardowns_rx) = unbounded();
+        let (returned_tx, returned) = unbounded();
+        let workers = Workers::start(
+            &transport,
+            &cards,
+            &local,
+            &clock,
+            config.reader.connect_threads,
+            WorkerEnds {
+                errands: errands_rx,
+                releases: releases_rx,
+                teardowns: teardowns_rx,
+                events: events_tx,
+            },
+        )?;
+        let driver = Driver::<T>::new(
+            config.reader.clone(),
+            Arc::clone(&clock),
+            Arc::clone(&pool),
+            landing,
+            Arc::clone(&stats),
+            Channels {
+                reads: reads_rx,
+                commands: commands_rx,
+                wake: wake_rx,
+                events: events_rx,
+                errands: errands_tx,
+                releases: releases_tx,
+                teardowns: teardowns_tx,
+                returned: returned_tx.clone(),
+            },
+        );
+        let driver = std::thread::Builder::new()
+            .name("kvx-driver".into())
+            .spawn(move || driver.run())?;
+        tracing::info!(
+            engine = %config.engine_id, %incarnation, rank = %config.rank,
+            transport = ?transport.info(), "engine started"
+        );
+        Ok(Self {
+            fingerprint: pool.layout().content_fingerprint(),
+            config,
+            incarnation,
+            pool,
+            clock,
+            stats,
+            info: transport.info(),
+            holder,
+            holder_thread,
+            serving,
+            owner: Arc::new(Owner {
+                wake,
+                returned: returned_tx,
+            }),
+            next_read: AtomicU64::new(1),
+            reads,
+            commands,
+            freed,
+            returned,
+            driver: Some(driver),
+            workers: Some(workers),
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn engine_id(&self) -> &EngineId {
+        &self.config.engine_id
+    }
+
+    /// This life of it.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Its pool.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<KvPool> {
+        &self.pool
+    }
+
+    /// What moves its bytes.
+    #[must_use]
+    pub fn transport(&self) -> &TransportInfo {
+        &self.info
+    }
+
+    /// Where its side channel listens; `None` when it serves nobody.
+    #[must_use]
+    pub fn side_channel(&self) -> Option<&PeerAddr> {
+        self.serving.as_ref().map(Serving::advertised)
+    }
+
+    /// Its counters now.
+    #[must_use]
+    pub fn stats(&self) -> EngineSnapshot {
+        self.stats.snapshot()
+    }
+
+    /// Its clock now.
+    #[must_use]
+    pub fn now(&self) -> MonoTime {
+        self.clock.now()
+    }
+
+    /// Leases blocks and describes them. Their content must not change until they come back
+    /// through [`freed`](Self::freed), exactly once.
+    ///
+    /// # Errors
+    /// [`LeaseRefused`] with the blocks.
+    pub fn lease(&self, spec: LeaseSpec<'_>) -> Result<Leased, LeaseRefused> {
+        let LeaseSpec {
+            request,
+            blocks,
+            tokens,
+            hashes,
+            ttl,
+            direction,
+            tenant,
+            conversation,
+        } = spec;
+        let refuse = |error, blocks| Err(LeaseRefused { error, blocks });
+        let Some(serving) = &self.serving else {
+            return refuse(LeaseError::NotServing, blocks);
+        };
+        let pool_blocks = self.pool.block_count();
+        if let Some(block) = blocks.iter().copied().find(|block| block.0 >= pool_blocks) {
+            return refuse(
+                LeaseError::OutOfRange {
+                    block,
+                    blocks: pool_blocks,
+                },
+                blocks,
+            );
+        }
+        let runs = BlockRuns::from_ids(&blocks);
+        let new = NewLease {
+            request: request.clone(),
+            blocks: blocks.clone(),
+            ttl,
+        };
+        let grant = match self.holder.grant(new) {
+            Ok(grant) => grant,
+            Err(refused) => return refuse(refused.error.into(), refused.blocks),
+        };
+        let now = self.clock.now();
+        let ticket = Ticket {
+            incarnation: self.incarnation,
+            lease: LeaseRef {
+                id: grant.lease,
+                slot: grant.slot,
+                word: grant.word,
+            },
+            runs: runs.clone(),
+            block_tokens: self.pool.layout().block_tokens(),
+            tokens,
+            hashes,
+            remaining: grant.deadline.saturating_since(now),
+            stamp: now,
+            fingerprint: self.fingerprint,
+        };
+        let binding = Binding {
+            engine: &self.config.engine_id,
+            request: &request,
+            tenant,
+            conversation,
+        };
+        let sealed = match ticket.seal(self.config.cluster_key.as_ref(), &binding) {
+            Ok(sealed) => sealed,
+            Err(cause) => {
+                // Nobody has the descriptor: the blocks are the caller's again, not the channel's.
+                self.holder.take_back(grant.lease);
+                return refuse(LeaseError::Describe(cause), blocks);
+            }
+        };
+        let decode = direction == Direction::DecodeToPrefill;
+        let one = NonZeroU32::MIN;
+        let remote = RemoteBlocks {
+            do_remote_prefill: !decode,
+            do_remote_decode: decode,
+            remote_block_ids: vec![runs],
+            remote_engine_id: self.config.engine_id.clone(),
+            remote_request_id: request,
+            remote_host: serving.host().clone(),
+            remote_port: serving.port(),
+            tp_size: NonZeroU32::new(self.config.tp_size).unwrap_or(one),
+            dcp_size: one,
+            pp_size: one,
+            remote_num_tokens: tokens,
+            remote_blocks_expiry_time: decode.then(|| grant.deadline.as_secs_f64()),
+            transfer_mode: Some(TransferMode::Pull),
+            ticket: Some(sealed),
+            extra: serde_json::Map::new(),
+        };
+        Ok(Leased {
+            lease: grant.lease,
+            remote,
+        })
+    }
+
+    /// Ends a lease at once, safely: a read under way fails, it does not return changed bytes. True
+    /// if it held; its blocks come through [`freed`](Self::freed).
+    pub fn revoke(&self, lease: LeaseId) -> bool {
+        self.holder.revoke(lease)
+    }
+
+    /// Ends the oldest leases until at least `blocks` blocks are on their way back, for a pool
+    /// under pressure. Returns how many are.
+    pub fn revoke_until(&self, blocks: u64) -> u64 {
+        self.holder.revoke_until(blocks)
+    }
+
+    /// Extends a lease; true if it held.
+    pub fn renew(&self, lease: LeaseId, extension: Duration) -> bool {
+        self.holder.renew(lease, extension).deadline().is_some()
+    }
+
+    /// Blocks whose lease has ended: released by the reader, expired or revoked. Each lease's
+    /// blocks come exactly once.
+    #[must_use]
+    pub fn freed(&self) -> &Receiver<FreedBlocks> {
+        &self.freed
+    }
+
+    /// Blocks of failed or dropped reads, once nothing can write into them any more.
+    #[must_use]
+    pub fn returned(&self) -> &Receiver<ReturnedBlocks> {
+        &self.returned
+    }
+
+    /// Believes a descriptor, or says why not: its ticket must be there, authentic for this tenant
+    /// and conversation, and of this pool's layout.
+    ///
+    /// # Errors
+    /// [`OfferError`]; the tokens are to be computed.
+    pub fn accept(
+        &self,
+        remote: &RemoteBlocks,
+        tenant: Option<&str>,
+        conversation: Option<&str>,
+    ) -> Result<Offer, OfferError> {
+        Offer::verify(
+            remote,
+            self.config.cluster_key.as_ref(),
+            tenant,
+            conversation,
+            self.fingerprint,
+            self.config.rank,
+            self.clock.now(),
+        )
+    }
+
+    /// Read or recompute? Pure: nothing is started or released. The decision says whether the
+    /// lease is to be [released](Self::release).
+    #[must_use]
+    pub fn decide(&self, offer: &Offer, prompt: &Prompt<'_>) -> Decision {
+        let block_tokens = NonZeroU32::new(self.pool.layout().block_tokens());
+        let block_tokens = block_tokens.unwrap_or(NonZeroU32::MIN);
+        let matched = offer.matching_blocks(prompt.hashes) as u64;
+        decide(&DecisionInput {
+            remote_tokens: offer.ticket.tokens,
+            matched_tokens: matched.saturating_mul(u64::from(block_tokens.get())),
+            prompt_tokens: prompt.tokens,
+            local_hit_tokens: prompt.local_hit_tokens,
+            threshold: prompt.threshold,
+            lease_remaining: Some(offer.remaining(self.clock.now())),
+            ..DecisionInput::new(block_tokens)
+        })
+    }
+
+    /// Starts a read. Costs microseconds, whatever the size.
+    ///
+    /// # Errors
+    /// [`SubmitRefused`] with the destination blocks.
+    pub fn read(&self, request: ReadRequest<'_>) -> Result<ReadHandle, SubmitRefused> {
+        let ReadRequest {
+            offer,
+            span,
+            blocks,
+            timeout,
+            release,
+        } = request;
+        let refuse = |error, blocks| {
+            self.stats.refused.fetch_add(1, Ordering::Relaxed);
+            Err(SubmitRefused { error, blocks })
+        };
+        let available = offer.ticket.runs.len();
+        let Some(remote) = offer.ticket.runs.slice(span.clone()) else {
+            let (first, end) = (span.start, span.end);
+            return refuse(
+                SubmitError::SpanOutOfRange {
+                    first,
+                    end,
+                    available,
+                },
+                blocks,
+            );
+        };
+        if remote.is_empty() {
+            return refuse(SubmitError::Nothing, blocks);
+        }
+        if remote.len() != blocks.len() {
+            let (remote, local) = (remote.len(), blocks.len());
+            return refuse(SubmitError::CountMismatch { remote, local }, blocks);
+        }
+        if !Arc::ptr_eq(blocks.pool(), &self.pool) {
+            return refuse(SubmitError::ForeignBlocks, blocks);
+        }
+        let queue = self.config.reader.queue;
+        if self.stats.queued.fetch_add(1, Ordering::Relaxed) >= queue as u64 {
+            self.stats.queued.fetch_sub(1, Ordering::Relaxed);
+            return refuse(SubmitError::QueueFull { queued: queue }, blocks);
+        }
+        let id = ReadId(self.next_read.fetch_add(1, Ordering::Relaxed));
+        let shared = ReadShared::new();
+        let submitted = self.clock.now();
+        let job = Box::new(ReadJob {
+            id,
+            shared: Arc::clone(&shared),
+            engine: offer.engine.clone(),
+            peer: offer.peer.clone(),
+            incarnation: offer.ticket.incarnation,
+            lease: offer.ticket.lease,
+            remote,
+            blocks,
+            submitted,
+            deadline: submitted.saturating_add(timeout),
+            release,
+        });
+        let (error, job) = match self.reads.try_send(job) {
+            Ok(()) => {
+                self.stats.submitted.fetch_add(1, Ordering::Relaxed);
+                let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
+                return Ok(ReadHandle::new(id, shared, owner));
+            }
+            Err(TrySendError::Full(job)) => (SubmitError::QueueFull { queued: queue }, job),
+            Err(TrySendError::Disconnected(job)) => (SubmitError::ShuttingDown, job),
+        };
+        self.stats.queued.fetch_sub(1, Ordering::Relaxed);
+        refuse(error, job.blocks)
+    }
+
+    /// Tells the holder that the offered blocks are not needed (any longer): after a decision not
+    /// to read, or after a read under [`ReleasePolicy::Never`]. Doing it twice does no harm. False
+    /// when the engine is too busy to do it; the lease then ends by its time.
+    pub fn release(&self, offer: &Offer) -> bool {
+        let job = ReleaseJob {
+            peer: offer.peer.clone(),
+            incarnation: offer.ticket.incarnation,
+            lease: offer.ticket.lease,
+        };
+        self.commands.try_send(Command::Release(job)).is_ok()
+    }
+
+    /// Meets a peer ahead of its first read. False when the engine is too busy.
+    pub fn connect(&self, addr: PeerAddr) -> bool {
+        let peer = PeerKey {
+            addr,
+            rank: self.config.rank,
+        };
+        self.commands.try_send(Command::Connect { peer }).is_ok()
+    }
+
+    /// Shuts down within `limit`: refuses new reads, ends the running ones, destroys the agents,
+    /// ends the leases.
+    pub fn shutdown(mut self, limit: Duration) -> ShutdownReport {
+        self.stop(limit);
+        ShutdownReport {
+            quarantined: self.stats.quarantined.load(Ordering::Relaxed),
+        }
+    }
+
+    fn stop(&mut self, limit: Duration) {
+        if let Some(serving) = self.serving.take() {
+            serving.stop();
+        }
+        if let Some(driver) = self.driver.take() {
+            let deadline = self.clock.now().saturating_add(limit);
+            let _ = self
+                .commands
+                .send_timeout(Command::Shutdown { deadline }, limit);
+            if driver.join().is_err() {
+                tracing::error!("the engine's driver thread panicked");
+            }
+        }
+        if let Some(workers) = self.workers.take() {
+            workers.join();
+        }
+        self.holder_thread.stop();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop(DROP_LIMIT);
+    }
+}
+
+/// 64 random bits.
+fn random() -> Result<u64, std::io::Error> {
+    let mut bytes = [0_u8; 8];
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}

@@ -1,8 +1,10 @@
 //! The seam between the engine and what moves bytes. Two implementations: `nixl` over libnixl
 //! and `sim`, an in-memory fabric that does what a script says.
 
+pub mod nixl;
+pub mod sim;
+
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -129,8 +131,8 @@ pub enum AgentRole {
 /// **The fence.** Destroying an agent is the only thing that stops its posted reads from writing.
 /// After `drop` returns, no byte of local memory changes on this agent's behalf.
 pub trait Agent: Send + 'static {
-    /// A posted read. Dropping it is not a cancellation: the engine keeps it until
-    /// [`poll`](Agent::poll) has reported its end, or destroys the agent first.
+    /// A posted window. Nothing cancels it: the engine keeps it until [`poll`](Agent::poll) has
+    /// reported its end, or destroys the agent.
     type Request: Send + 'static;
 
     /// Registers local regions. `keep` is held until the regions are deregistered, so that memory
@@ -164,20 +166,24 @@ pub trait Agent: Send + 'static {
     /// how long it takes.
     ///
     /// # Errors
-    /// [`TransportError`]: nothing was posted, or what was posted has ended.
+    /// [`ReadFault`], which tells whether bytes may still land although the call failed.
     fn post_read(
         &mut self,
         peer: &AgentName,
         ends: Ends,
         descriptors: &[Descriptor],
-    ) -> Result<(Self::Request, Progress), TransportError>;
+    ) -> Result<(Self::Request, Progress), ReadFault>;
 
     /// Asks how far a request is, and lets the transport make progress. After `Done` or an error
-    /// the request is over and must only be dropped.
+    /// it must not be polled again, only [discarded](Agent::discard).
     ///
     /// # Errors
-    /// [`TransportError`] when the read failed. [`AfterError`] tells whether bytes may still land.
-    fn poll(&mut self, request: &mut Self::Request) -> Result<Progress, PollError>;
+    /// [`ReadFault`], which tells whether bytes may still land.
+    fn poll(&mut self, request: &mut Self::Request) -> Result<Progress, ReadFault>;
+
+    /// Gives back what a request holds in the library. Not a cancellation: for a request that is
+    /// not over, the agent must be destroyed right afterwards.
+    fn discard(&mut self, request: Self::Request);
 
     /// Sends a short message to a loaded peer.
     ///
@@ -185,7 +191,8 @@ pub trait Agent: Send + 'static {
     /// [`TransportError`] when the peer is not reachable; it may or may not have arrived.
     fn notify(&mut self, peer: &AgentName, message: &[u8]) -> Result<(), TransportError>;
 
-    /// Takes the messages that have arrived, appended to `into`.
+    /// Takes the messages that have arrived, appended to `into`, and lets the transport make
+    /// progress (a message that was sent may need it to leave).
     ///
     /// # Errors
     /// [`TransportError`] when the backend fails.
@@ -193,7 +200,7 @@ pub trait Agent: Send + 'static {
     -> Result<(), TransportError>;
 }
 
-/// Whether bytes may still land after a failed poll.
+/// Whether bytes may still land after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AfterError {
     /// The request is terminal: nothing more is written on its behalf.
@@ -202,10 +209,10 @@ pub enum AfterError {
     InDoubt,
 }
 
-/// A failed read, and whether its bytes may still land.
+/// A failed window of reads, and whether its bytes may still land.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{error}")]
-pub struct PollError {
+pub struct ReadFault {
     /// The failure.
     #[source]
     pub error: TransportError,

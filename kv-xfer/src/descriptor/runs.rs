@@ -1,0 +1,344 @@
+//! Block ids as runs: what one descriptor can move, and a compact way to write a list down.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::runs_codec::RunsError;
+use crate::ids::BlockId;
+
+/// Which way a run's ids go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Each id is one above the id before it. A run of one block counts as ascending.
+    Ascending,
+    /// Each id is one below the id before it. Allocators that free in reverse order hand these out.
+    Descending,
+}
+
+impl Step {
+    /// The id `n` steps after `id`; `None` outside the 32-bit range.
+    fn after(self, id: u32, n: u32) -> Option<u32> {
+        match self {
+            Self::Ascending => id.checked_add(n),
+            Self::Descending => id.checked_sub(n),
+        }
+    }
+
+    /// The step from one id to the next, if they are neighbours.
+    fn between(id: u32, next: u32) -> Option<Self> {
+        if id.checked_add(1) == Some(next) {
+            Some(Self::Ascending)
+        } else if id.checked_sub(1) == Some(next) {
+            Some(Self::Descending)
+        } else {
+            None
+        }
+    }
+}
+
+/// Consecutive block ids. Fields are read-only so that a run always lies inside the id range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockRun {
+    first: BlockId,
+    len: u32,
+    step: Step,
+}
+
+impl BlockRun {
+    /// A run of `len` blocks from `first`. A run of one block is ascending, whatever is asked for.
+    /// `None` when it is empty or leaves the range of ids.
+    #[must_use]
+    pub fn new(first: BlockId, len: u32, step: Step) -> Option<Self> {
+        let steps = len.checked_sub(1)?;
+        step.after(first.0, steps)?;
+        let step = if len == 1 { Step::Ascending } else { step };
+        Some(Self { first, len, step })
+    }
+
+    fn single(id: BlockId) -> Self {
+        Self {
+            first: id,
+            len: 1,
+            step: Step::Ascending,
+        }
+    }
+
+    /// The first id of the run, in list order.
+    #[must_use]
+    pub fn first(self) -> BlockId {
+        self.first
+    }
+
+    /// The last id of the run, in list order.
+    #[must_use]
+    pub fn last(self) -> BlockId {
+        let steps = self.len.saturating_sub(1);
+        BlockId(self.step.after(self.first.0, steps).unwrap_or(self.first.0))
+    }
+
+    /// Number of blocks; at least one.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // A run is never empty.
+    pub fn len(self) -> u32 {
+        self.len
+    }
+
+    /// Which way the ids go.
+    #[must_use]
+    pub fn step(self) -> Step {
+        self.step
+    }
+
+    /// The lowest id of the run.
+    #[must_use]
+    pub fn lowest(self) -> BlockId {
+        self.first.min(self.last())
+    }
+
+    /// The highest id of the run.
+    #[must_use]
+    pub fn highest(self) -> BlockId {
+        self.first.max(self.last())
+    }
+
+    /// The id at `index`; `None` past the end.
+    #[must_use]
+    pub fn get(self, index: u32) -> Option<BlockId> {
+        if index >= self.len {
+            return None;
+        }
+        self.step.after(self.first.0, index).map(BlockId)
+    }
+
+    /// The ids in list order.
+    pub fn iter(self) -> impl Iterator<Item = BlockId> {
+        (0..self.len).filter_map(move |index| self.get(index))
+    }
+
+    /// The `len` blocks from `start`; `None` when they are not all in the run, or are none.
+    fn part(self, start: u32, len: u32) -> Option<Self> {
+        if start.checked_add(len)? > self.len {
+            return None;
+        }
+        Self::new(self.get(start)?, len, self.step)
+    }
+
+    /// The step with which `next` continues this run, if it does.
+    fn continues(self, next: BlockId) -> Option<Step> {
+        let step = Step::between(self.last().0, next.0)?;
+        (self.len < u32::MAX && (self.len == 1 || step == self.step)).then_some(step)
+    }
+}
+
+/// A list of block ids in order, held as runs. Equal lists have equal runs: ids join the run before
+/// them whenever they can.
+///
+/// ```
+/// use kv_xfer::descriptor::BlockRuns;
+/// use kv_xfer::ids::BlockId;
+///
+/// let ids = [7, 8, 9, 4, 3, 2, 11].map(BlockId);
+/// let runs = BlockRuns::from_ids(&ids);
+/// assert_eq!(runs.runs().len(), 3);
+/// assert!(runs.iter().eq(ids));
+/// assert_eq!(runs.get(4), Some(BlockId(3)));
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct BlockRuns {
+    runs: Vec<BlockRun>,
+    /// For each run, how many blocks there are up to its end. Makes `get` a binary search.
+    ends: Vec<usize>,
+}
+
+impl BlockRuns {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The list of these ids, in this order. Duplicates are kept.
+    #[must_use]
+    pub fn from_ids(ids: &[BlockId]) -> Self {
+        ids.iter().copied().collect()
+    }
+
+    /// Number of blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// True when there are no blocks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The runs, in list order.
+    #[must_use]
+    pub fn runs(&self) -> &[BlockRun] {
+        &self.runs
+    }
+
+    /// The ids, in list order.
+    pub fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.runs.iter().flat_map(|run| run.iter())
+    }
+
+    /// The id at `index`; `None` past the end. Costs a binary search over the runs.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<BlockId> {
+        let (run, within) = self.locate(index)?;
+        self.runs.get(run)?.get(within)
+    }
+
+    /// The first `n` blocks, or all of them where there are fewer.
+    #[must_use]
+    pub fn first_n(&self, n: usize) -> Self {
+        self.slice(0..n.min(self.len())).unwrap_or_default()
+    }
+
+    /// The blocks at `range`; `None` when it reaches past the end. Costs per run, not per block.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.len() {
+            return None;
+        }
+        let mut out = Self::new();
+        let mut left = range.end.saturating_sub(range.start);
+        if left == 0 {
+            return Some(out);
+        }
+        let (first, mut skip) = self.locate(range.start)?;
+        for run in self.runs.get(first..)? {
+            let available = run.len.checked_sub(skip)?;
+            let take = u32::try_from(left).unwrap_or(u32::MAX).min(available);
+            out.push_run(run.part(skip, take)?);
+            left = left.saturating_sub(usize::try_from(take).ok()?);
+            skip = 0;
+            if left == 0 {
+                break;
+            }
+        }
+        Some(out)
+    }
+
+    /// The highest id; `None` when there are no blocks.
+    #[must_use]
+    pub fn max_id(&self) -> Option<BlockId> {
+        self.runs.iter().map(|run| run.highest()).max()
+    }
+
+    /// Checks that every block lies in a pool of `pool_blocks` blocks. Costs per run.
+    ///
+    /// # Errors
+    /// [`RunsError::OutsidePool`] with the first run's offending id.
+    pub fn check_within(&self, pool_blocks: u32) -> Result<(), RunsError> {
+        match self
+            .runs
+            .iter()
+            .map(|run| run.highest())
+            .find(|id| id.0 >= pool_blocks)
+        {
+            Some(block) => Err(RunsError::OutsidePool { block, pool_blocks }),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends one id.
+    pub fn push(&mut self, id: BlockId) {
+        if let (Some(last), Some(end)) = (self.runs.last_mut(), self.ends.last_mut())
+            && let Some(step) = last.continues(id)
+        {
+            last.step = step;
+            last.len = last.len.saturating_add(1);
+            *end = end.saturating_add(1);
+            return;
+        }
+        self.push_fresh(BlockRun::single(id));
+    }
+
+    /// Appends the ids of a run, joining them to the last run where they continue it.
+    pub fn push_run(&mut self, run: BlockRun) {
+        self.push(run.first);
+        let Some(rest) = run.len.checked_sub(1).and_then(|n| run.part(1, n)) else {
+            return;
+        };
+        // Having taken the first id, the last run takes all of the rest or none of it: it takes the
+        // first of them only when it goes the same way, or is that one id.
+        if let (Some(last), Some(end)) = (self.runs.last_mut(), self.ends.last_mut())
+            && last.continues(rest.first).is_some()
+            && let Some(len) = last.len.checked_add(rest.len)
+        {
+            last.step = run.step;
+            last.len = len;
+            *end = end.saturating_add(to_usize(rest.len));
+            return;
+        }
+        self.push_fresh(rest);
+    }
+
+    /// Appends a run that does not continue the last one.
+    pub(super) fn push_fresh(&mut self, run: BlockRun) {
+        self.ends.push(self.len().saturating_add(to_usize(run.len)));
+        self.runs.push(run);
+    }
+
+    /// An empty list with room for `runs` runs.
+    pub(super) fn with_capacity(runs: usize) -> Self {
+        Self {
+            runs: Vec::with_capacity(runs),
+            ends: Vec::with_capacity(runs),
+        }
+    }
+
+    /// Whether appending `run` as it is keeps the list in its one form.
+    pub(super) fn is_fresh(&self, run: BlockRun) -> bool {
+        self.runs
+            .last()
+            .is_none_or(|last| last.continues(run.first).is_none())
+    }
+
+    /// The run that holds the block at `index`, and the block's place in it.
+    fn locate(&self, index: usize) -> Option<(usize, u32)> {
+        let run = self.ends.partition_point(|&end| end <= index);
+        let before = match run.checked_sub(1) {
+            Some(previous) => *self.ends.get(previous)?,
+            None => 0,
+        };
+        let within = u32::try_from(index.checked_sub(before)?).ok()?;
+        (run < self.runs.len()).then_some((run, within))
+    }
+}
+
+fn to_usize(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+impl FromIterator<BlockId> for BlockRuns {
+    fn from_iter<I: IntoIterator<Item = BlockId>>(ids: I) -> Self {
+        let mut out = Self::new();
+        for id in ids {
+            out.push(id);
+        }
+        out
+    }
+}
+
+/// Writes runs, not ids: `7..=9, 4..=2, 11`.
+impl fmt::Debug for BlockRuns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BlockRuns[")?;
+        for (index, run) in self.runs.iter().enumerate() {
+            if index > 0 {
+                f.write_str(", ")?;
+            }
+            match run.len {
+                1 => write!(f, "{}", run.first)?,
+                _ => write!(f, "{}..={}", run.first, run.last())?,
+            }
+        }
+        f.write_str("]")
+    }
+}

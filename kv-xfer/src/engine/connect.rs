@@ -1,0 +1,348 @@
+//! Meeting peers, and parting from them: everything that takes long, off the driver's thread.
+//!
+//! Every meeting uses a fresh agent. That is the recipe that works on all supported NIXL versions
+//! after a peer was lost: nothing that an old agent remembers of it can get in the way.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender};
+use thiserror::Error;
+
+use super::driver::{Event, ReleaseJob};
+use super::error::Advice;
+use super::link::Link;
+use crate::clock::{Clock, MonoTime};
+use crate::descriptor::LeaseRef;
+use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
+use crate::layout::{KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, pair_regions};
+use crate::memory::{ControlWords, KvPool};
+use crate::peer::{Card, CardError, PeerAddr, PeerKey};
+use crate::side_channel::SideChannelError;
+use crate::transport::{Agent, AgentRole, Transport, TransportError};
+
+/// Time for one release over the side channel. A holder that does not answer by then is left to end
+/// the lease by its time.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why a peer could not be met.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The side channel failed or the address may not be dialled.
+    #[error("its side channel at {address}: {cause}")]
+    SideChannel {
+        /// What was dialled.
+        address: String,
+        /// Why it failed.
+        #[source]
+        cause: Arc<SideChannelError>,
+    },
+    /// Its card was refused.
+    #[error("its card is not acceptable: {0}")]
+    Card(#[source] Arc<CardError>),
+    /// Another engine answers at the address.
+    #[error("engine {found} answers at its address")]
+    OtherEngine {
+        /// Who answers.
+        found: EngineId,
+    },
+    /// The layout on its card does not parse.
+    #[error("the layout on its card is malformed: {0}")]
+    BadLayout(#[source] LayoutDecodeError),
+    /// Its blocks mean something else than ours.
+    #[error("{0}")]
+    Layout(#[source] LayoutMismatch),
+    /// Its regions do not fit its layout.
+    #[error("the regions on its card do not fit: {0}")]
+    Regions(#[source] PairingError),
+    /// The transport failed.
+    #[error("{0}")]
+    Transport(#[source] TransportError),
+    /// A name is malformed.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The meeting did not end in time.
+    #[error("meeting it took longer than {limit:?}")]
+    TookTooLong {
+        /// The limit.
+        limit: Duration,
+    },
+    /// It is not to be met now.
+    #[error("{0}")]
+    Refused(String),
+    /// It failed a moment ago and is not dialled again yet.
+    #[error("it failed a moment ago and is dialled again in {wait:?}; then: {last}")]
+    BackingOff {
+        /// Time until it is dialled again.
+        wait: Duration,
+        /// What happened.
+        last: String,
+    },
+}
+
+impl ConnectError {
+    /// What the caller should do.
+    #[must_use]
+    pub fn advice(&self) -> Advice {
+        match self {
+            Self::Layout(_) | Self::OtherEngine { .. } | Self::Card(_) => Advice::FixConfiguration,
+            Self::BadLayout(_) | Self::Regions(_) | Self::Name(_) => Advice::ReportBug,
+            Self::SideChannel { .. }
+            | Self::Transport(_)
+            | Self::BackingOff { .. }
+            | Self::TookTooLong { .. }
+            | Self::Refused(_) => Advice::RetryLater,
+        }
+    }
+}
+
+/// Where cards come from: the side channel, or a test's table.
+pub trait CardSource: Send + Sync + fmt::Debug + 'static {
+    /// Fetches and verifies a peer's card within `limit`.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    fn fetch(&self, address: &PeerAddr, rank: Rank, limit: Duration) -> Result<Card, ConnectError>;
+
+    /// Tells the holder that a lease is needed no longer, for when no agent to it exists.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; the lease then ends by its time.
+    fn release(
+        &self,
+        address: &PeerAddr,
+        incarnation: Incarnation,
+        lease: LeaseRef,
+        limit: Duration,
+    ) -> Result<(), ConnectError>;
+}
+
+/// What this engine brings to every meeting.
+#[derive(Debug)]
+pub(crate) struct LocalSide {
+    pub engine: EngineId,
+    pub incarnation: Incarnation,
+    pub rank: Rank,
+    pub pool: Arc<KvPool>,
+    pub landing: Arc<dyn ControlWords>,
+}
+
+/// How a meeting ended.
+#[derive(Debug)]
+pub(crate) enum Met<A: Agent> {
+    /// A new link.
+    Link(Box<Link<A>>),
+    /// The peer is still the life of itself that is already met.
+    Unchanged {
+        engine: EngineId,
+        incarnation: Incarnation,
+    },
+}
+
+/// A peer to meet.
+#[derive(Debug)]
+pub(crate) struct Errand {
+    pub peer: PeerKey,
+    /// Number of the attempt, to report with.
+    pub attempt: u64,
+    /// The life of it that is met already.
+    pub known: Option<Incarnation>,
+    pub limit: Duration,
+}
+
+/// An agent to destroy, with what it still had in flight.
+pub(crate) struct Teardown<A: Agent> {
+    pub link: u64,
+    pub agent: A,
+    pub requests: Vec<A::Request>,
+}
+
+/// The threads that may block: those that meet peers, the one that releases over the side channel,
+/// and the one that destroys agents.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The ends of the channels that the threads serve.
+pub(crate) struct WorkerEnds<A: Agent> {
+    pub errands: Receiver<Errand>,
+    pub releases: Receiver<ReleaseJob>,
+    pub teardowns: Receiver<Teardown<A>>,
+    pub events: Sender<Event<A>>,
+}
+
+impl Workers {
+    pub(crate) fn start<T: Transport>(
+        transport: &Arc<T>,
+        cards: &Arc<dyn CardSource>,
+        local: &Arc<LocalSide>,
+        clock: &Arc<dyn Clock>,
+        count: usize,
+        ends: WorkerEnds<T::Agent>,
+    ) -> std::io::Result<Self> {
+        let WorkerEnds {
+            errands,
+            releases,
+            teardowns,
+            events,
+        } = ends;
+        let mut threads = Vec::with_capacity(count.saturating_add(2));
+        let next_link = Arc::new(AtomicU64::new(1));
+        let thread = |name: String| std::thread::Builder::new().name(name);
+        for n in 0..count.max(1) {
+            let meeting = Meeting {
+                transport: Arc::clone(transport),
+                cards: Arc::clone(cards),
+                local: Arc::clone(local),
+                clock: Arc::clone(clock),
+                next_link: Arc::clone(&next_link),
+            };
+            let (errands, events) = (errands.clone(), events.clone());
+            threads.push(
+                thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?,
+            );
+        }
+        let cards = Arc::clone(cards);
+        threads.push(thread("kvx-release".into()).spawn(move || {
+            for job in releases {
+                let ReleaseJob {
+                    peer,
+                    incarnation,
+                    lease,
+                } = job;
+                if let Err(error) = cards.release(&peer.addr, incarnation, lease, RELEASE_LIMIT) {
+                    tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
+                }
+            }
+        })?);
+        threads.push(thread("kvx-fence".into()).spawn(move || {
+            for Teardown {
+                link,
+                mut agent,
+                requests,
+            } in teardowns
+            {
+                for request in requests {
+                    agent.discard(request);
+                }
+                // The fence: after this, nothing is written on the agent's behalf.
+                drop(agent);
+                if events.send(Event::Fenced { link }).is_err() {
+                    break;
+                }
+            }
+        })?);
+        Ok(Self { threads })
+    }
+
+    /// Waits for the threads, which end once the channels that feed them are closed.
+    pub(crate) fn join(self) {
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a worker thread of the engine panicked");
+            }
+        }
+    }
+}
+
+struct Meeting<T: Transport> {
+    transport: Arc<T>,
+    cards: Arc<dyn CardSource>,
+    local: Arc<LocalSide>,
+    clock: Arc<dyn Clock>,
+    next_link: Arc<AtomicU64>,
+}
+
+impl<T: Transport> Meeting<T> {
+    fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
+        for Errand {
+            peer,
+            attempt,
+            known,
+            limit,
+        } in errands
+        {
+            let result = self.meet(&peer, known, limit);
+            if events
+                .send(Event::Met {
+                    peer,
+                    attempt,
+                    result,
+                })
+                .is_err()
+            {
+                break;
+            }
+        }
+    }
+
+    fn meet(
+        &self,
+        peer: &PeerKey,
+        known: Option<Incarnation>,
+        limit: Duration,
+    ) -> Result<Met<T::Agent>, ConnectError> {
+        let card = self.cards.fetch(&peer.addr, peer.rank, limit)?;
+        if known == Some(card.incarnation) {
+            let (engine, incarnation) = (card.engine_id, card.incarnation);
+            return Ok(Met::Unchanged {
+                engine,
+                incarnation,
+            });
+        }
+        let layout = KvLayout::from_bytes(&card.layout).map_err(ConnectError::BadLayout)?;
+        let pool = &self.local.pool;
+        pool.layout()
+            .check_compatible(&layout)
+            .map_err(ConnectError::Layout)?;
+        let pairs = pair_regions(pool.layout(), pool.regions(), &layout, &card.regions)
+            .map_err(ConnectError::Regions)?;
+        let remote_blocks = card
+            .regions
+            .iter()
+            .map(|region| region.block_count)
+            .min()
+            .unwrap_or(0);
+        let id = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let name = AgentName::new(format!(
+            "{}/{}/{}/read-{id}",
+            self.local.engine, self.local.rank, self.local.incarnation
+        ))?;
+        let agent = self.open(&name, &card).map_err(ConnectError::Transport)?;
+        tracing::info!(
+            engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
+        );
+        Ok(Met::Link(Box::new(Link {
+            id,
+            engine: card.engine_id,
+            incarnation: card.incarnation,
+            peer: card.agent,
+            agent,
+            pairs: pairs.into(),
+            remote_blocks,
+            words: card.lease_words,
+            used: self.clock.now(),
+            flush_until: MonoTime::ZERO,
+        })))
+    }
+
+    fn open(&self, name: &AgentName, card: &Card) -> Result<T::Agent, TransportError> {
+        let mut agent = self.transport.open_agent(name, AgentRole::Read)?;
+        let pool = Arc::clone(&self.local.pool);
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
+        let landing = Arc::clone(&self.local.landing);
+        agent.register(&[landing.region()], Arc::new(landing))?;
+        agent.load_peer(&card.nixl_metadata, &card.agent)?;
+        Ok(agent)
+    }
+}

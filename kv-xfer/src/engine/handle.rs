@@ -1,0 +1,395 @@
+//! The caller's end of a read: a future that also waits.
+//!
+//! Destination blocks are inside the read while it runs. They come back in its outcome, or, when
+//! they may still be written, later through the engine's returned-blocks channel. Dropping a handle
+//! neither frees nor blocks.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::error::ReadError;
+use crate::memory::OwnedBlocks;
+
+/// Names a read within its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReadId(pub u64);
+
+/// What a read did and what it took.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReadReport {
+    /// Bytes of blocks that were moved.
+    pub bytes: u64,
+    /// Descriptors that the naive plan would have: blocks times regions.
+    pub descriptors_unmerged: u64,
+    /// Descriptors that were posted.
+    pub descriptors: u64,
+    /// Runs of blocks that were consecutive on both sides.
+    pub runs: u64,
+    /// Windows that were posted.
+    pub windows: u64,
+    /// From submission until the first window was posted: queueing, and meeting the peer if needed.
+    pub queued: Duration,
+    /// Time inside the transport's post calls.
+    pub posting: Duration,
+    /// From submission until layer 0 had landed.
+    pub first_layer: Duration,
+    /// Time of the lease-word check after the last byte.
+    pub checking: Duration,
+    /// From submission until the outcome was known.
+    pub total: Duration,
+}
+
+/// Blocks that have landed: every byte is there, and the lease still held after the last one.
+#[derive(Debug)]
+pub struct Landed {
+    /// The destination blocks, in the order in which they were given.
+    pub blocks: OwnedBlocks,
+    /// What it took.
+    pub report: ReadReport,
+}
+
+/// Where the destination blocks of a failed read are.
+#[derive(Debug)]
+pub enum FailedBlocks {
+    /// Nothing can write into them any more; their content is not to be used.
+    Returned(OwnedBlocks),
+    /// They may still be written. They come back through
+    /// [`Engine::returned`](super::Engine::returned) once that is impossible.
+    Quarantined {
+        /// How many blocks.
+        blocks: usize,
+    },
+}
+
+/// A read that ended without its blocks.
+#[derive(Debug)]
+pub struct ReadFailure {
+    /// Why.
+    pub error: ReadError,
+    /// Where the destination blocks are.
+    pub blocks: FailedBlocks,
+}
+
+impl std::fmt::Display for ReadFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ReadFailure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// How a read ended.
+pub type ReadOutcome = Result<Landed, ReadFailure>;
+
+#[derive(Debug)]
+enum Cell {
+    Running(Option<Waker>),
+    Finished(Box<ReadOutcome>),
+    Taken,
+}
+
+/// What handle and driver share. Written once by the driver, taken once by the handle.
+#[derive(Debug)]
+pub(crate) struct ReadShared {
+    cell: Mutex<Cell>,
+    ended: Condvar,
+    layers_ready: AtomicU32,
+    cancelled: AtomicBool,
+}
+
+impl ReadShared {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            cell: Mutex::new(Cell::Running(None)),
+            ended: Condvar::new(),
+            layers_ready: AtomicU32::new(0),
+            cancelled: AtomicBool::new(false),
+        })
+    }
+
+    /// Delivers the outcome. Gives it back when nobody will ever take it, or when there already is
+    /// one: a read has exactly one terminal event.
+    pub(crate) fn finish(&self, outcome: ReadOutcome) -> Option<ReadOutcome> {
+        let mut cell = self.cell.lock();
+        match &mut *cell {
+            Cell::Running(waker) => {
+                let waker = waker.take();
+                *cell = Cell::Finished(Box::new(outcome));
+                drop(cell);
+                self.ended.notify_all();
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                None
+            }
+            Cell::Finished(_) | Cell::Taken => Some(outcome),
+        }
+    }
+
+    pub(crate) fn set_layers_ready(&self, layers: u32) {
+        self.layers_ready.store(layers, Ordering::Release);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    fn take(&self) -> Option<ReadOutcome> {
+        let mut cell = self.cell.lock();
+        match std::mem::replace(&mut *cell, Cell::Taken) {
+            Cell::Finished(outcome) => Some(*outcome),
+            running @ Cell::Running(_) => {
+                *cell = running;
+                None
+            }
+            Cell::Taken => None,
+        }
+    }
+
+    /// The handle is gone: from here on `finish` gives outcomes back to the driver.
+    fn abandon(&self) -> Cell {
+        self.cancelled.store(true, Ordering::Release);
+        std::mem::replace(&mut *self.cell.lock(), Cell::Taken)
+    }
+}
+
+/// Tells the driver that a handle was cancelled or dropped; takes blocks that nobody took. Must not
+/// block.
+pub(crate) trait HandleOwner: Send + Sync {
+    fn cancelled(&self, id: ReadId);
+    fn unclaimed(&self, id: ReadId, blocks: OwnedBlocks);
+}
+
+/// A read in progress. A [`Future`] of its [`ReadOutcome`], and blocking [`wait`](Self::wait).
+///
+/// Every read ends by its own deadline at the latest, so neither waits for ever.
+#[must_use = "dropping the handle cancels the read"]
+pub struct ReadHandle {
+    id: ReadId,
+    shared: Arc<ReadShared>,
+    owner: Arc<dyn HandleOwner>,
+}
+
+impl std::fmt::Debug for ReadHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadHandle")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReadHandle {
+    pub(crate) fn new(id: ReadId, shared: Arc<ReadShared>, owner: Arc<dyn HandleOwner>) -> Self {
+        Self { id, shared, owner }
+    }
+
+    /// Its name in logs.
+    #[must_use]
+    pub fn id(&self) -> ReadId {
+        self.id
+    }
+
+    /// How many layers, from layer 0 on, have every byte in. An engine may compute with them while
+    /// later layers are in flight, but must discard the result if the read then fails: only the
+    /// outcome says that the bytes were current.
+    #[must_use]
+    pub fn layers_ready(&self) -> u32 {
+        self.shared.layers_ready.load(Ordering::Acquire)
+    }
+
+    /// Asks for the read to end early. It still has one outcome: [`ReadError::Cancelled`], or
+    /// whatever came first.
+    pub fn cancel(&self) {
+        self.shared.cancelled.store(true, Ordering::Release);
+        self.owner.cancelled(self.id);
+    }
+
+    /// Blocks until the read has ended.
+    pub fn wait(self) -> ReadOutcome {
+        let mut cell = self.shared.cell.lock();
+        while matches!(&*cell, Cell::Running(_)) {
+            self.shared.ended.wait(&mut cell);
+        }
+        drop(cell);
+        self.shared.take().unwrap_or_else(Self::taken)
+    }
+
+    /// Blocks until the read has ended or `limit` has passed; the outcome is given once.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<ReadOutcome> {
+        let until = Instant::now().checked_add(limit);
+        let mut cell = self.shared.cell.lock();
+        while matches!(&*cell, Cell::Running(_)) {
+            match until {
+                Some(until) => {
+                    if self.shared.ended.wait_until(&mut cell, until).timed_out() {
+                        break;
+                    }
+                }
+                None => self.shared.ended.wait(&mut cell),
+            }
+        }
+        drop(cell);
+        self.shared.take()
+    }
+
+    /// An outcome is given once; whoever asks again gets an error instead of a hang.
+    fn taken() -> ReadOutcome {
+        Err(ReadFailure {
+            error: ReadError::Cancelled,
+            blocks: FailedBlocks::Quarantined { blocks: 0 },
+        })
+    }
+}
+
+impl Future for ReadHandle {
+    type Output = ReadOutcome;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReadOutcome> {
+        let mut cell = self.shared.cell.lock();
+        match &mut *cell {
+            Cell::Running(waker) => {
+                match waker {
+                    Some(known) if known.will_wake(context.waker()) => {}
+                    _ => *waker = Some(context.waker().clone()),
+                }
+                Poll::Pending
+            }
+            Cell::Finished(_) | Cell::Taken => {
+                drop(cell);
+                Poll::Ready(self.shared.take().unwrap_or_else(Self::taken))
+            }
+        }
+    }
+}
+
+impl Drop for ReadHandle {
+    fn drop(&mut self) {
+        match self.shared.abandon() {
+            Cell::Running(_) => self.owner.cancelled(self.id),
+            Cell::Finished(outcome) => match *outcome {
+                Ok(Landed { blocks, .. })
+                | Err(ReadFailure {
+                    blocks: FailedBlocks::Returned(blocks),
+                    ..
+                }) => {
+                    self.owner.unclaimed(self.id, blocks);
+                }
+                Err(_) => {}
+            },
+            Cell::Taken => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[derive(Default)]
+    struct Owner(AtomicUsize);
+    impl HandleOwner for Owner {
+        fn cancelled(&self, _: ReadId) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        fn unclaimed(&self, _: ReadId, _: OwnedBlocks) {}
+    }
+
+    fn failed() -> ReadOutcome {
+        Err(ReadFailure {
+            error: ReadError::ShuttingDown,
+            blocks: FailedBlocks::Quarantined { blocks: 1 },
+        })
+    }
+
+    fn handle() -> (ReadHandle, Arc<ReadShared>, Arc<Owner>) {
+        let shared = ReadShared::new();
+        let owner = Arc::new(Owner::default());
+        (
+            ReadHandle::new(ReadId(1), Arc::clone(&shared), owner.clone()),
+            shared,
+            owner,
+        )
+    }
+
+    #[test]
+    fn an_outcome_is_delivered_once() {
+        let (handle, shared, owner) = handle();
+        assert!(shared.finish(failed()).is_none());
+        assert!(
+            shared.finish(failed()).is_some(),
+            "a second terminal event is refused"
+        );
+        assert!(matches!(
+            handle.wait(),
+            Err(ReadFailure {
+                error: ReadError::ShuttingDown,
+                ..
+            })
+        ));
+        assert_eq!(
+            owner.0.load(Ordering::SeqCst),
+            0,
+            "an ended read is not cancelled"
+        );
+    }
+
+    #[test]
+    fn waiting_wakes_on_another_threads_finish() {
+        let (handle, shared, _) = handle();
+        let waiter = std::thread::spawn(move || handle.wait());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(shared.finish(failed()).is_none());
+        assert!(waiter.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn a_timeout_leaves_the_read_running() {
+        let (mut handle, shared, _) = handle();
+        assert!(handle.wait_timeout(Duration::from_millis(5)).is_none());
+        assert!(shared.finish(failed()).is_none());
+        assert!(handle.wait_timeout(Duration::from_secs(5)).is_some());
+    }
+
+    #[test]
+    fn a_dropped_handle_cancels_and_gets_no_outcome() {
+        let (handle, shared, owner) = handle();
+        drop(handle);
+        assert!(shared.is_cancelled());
+        assert_eq!(owner.0.load(Ordering::SeqCst), 1);
+        assert!(
+            shared.finish(failed()).is_some(),
+            "the outcome goes back to the driver"
+        );
+    }
+
+    #[test]
+    fn polling_registers_a_waker_that_is_woken() {
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let (mut handle, shared, _) = handle();
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
+        assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
+        assert!(shared.finish(failed()).is_none());
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        assert!(Pin::new(&mut handle).poll(&mut context).is_ready());
+    }
+}

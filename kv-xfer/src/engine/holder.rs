@@ -1,0 +1,291 @@
+//! The holder's side: the serving agent, the leases, and the thread that ends them.
+//!
+//! The thread takes readers' notices, ends leases that are over, and sleeps until the next one is.
+//! It needs no other traffic. Whatever ends a lease, its word is advanced before its blocks go back
+//! to the engine.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use super::config::HolderConfig;
+use super::notice::Notice;
+use crate::clock::{Clock, MonoTime};
+use crate::ids::{Incarnation, LeaseId, LeaseWord};
+use crate::lease::{
+    EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
+};
+use crate::memory::ControlWords;
+use crate::telemetry::EngineStats;
+use crate::transport::Agent;
+
+/// How far a vLLM heartbeat extends a lease: two thirds of its 30 s lease.
+const HEARTBEAT_EXTENSION: Duration = Duration::from_secs(20);
+/// How often a holder without leases looks for notices.
+const IDLE_POLL: Duration = Duration::from_millis(50);
+
+/// Leases and their words, shared by the engine's callers, its side channel and its thread.
+pub(crate) struct Holder {
+    table: Mutex<LeaseTable>,
+    words: Arc<dyn ControlWords>,
+    clock: Arc<dyn Clock>,
+    incarnation: Incarnation,
+    freed: Sender<FreedBlocks>,
+    /// Wakes the thread, which sleeps for long while nothing is leased.
+    nudge: Sender<()>,
+    stopping: AtomicBool,
+    stats: Arc<EngineStats>,
+}
+
+impl std::fmt::Debug for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Holder")
+            .field("incarnation", &self.incarnation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Holder {
+    pub(crate) fn new(
+        table: LeaseTable,
+        words: Arc<dyn ControlWords>,
+        clock: Arc<dyn Clock>,
+        incarnation: Incarnation,
+        freed: Sender<FreedBlocks>,
+        nudge: Sender<()>,
+        stats: Arc<EngineStats>,
+    ) -> Self {
+        Self {
+            table: Mutex::new(table),
+            words,
+            clock,
+            incarnation,
+            freed,
+            nudge,
+            stopping: AtomicBool::new(false),
+            stats,
+        }
+    }
+
+    pub(crate) fn grant(&self, new: NewLease) -> Result<Grant, GrantRefused> {
+        let now = self.clock.now();
+        let mut table = self.table.lock();
+        // Whatever is over makes room first.
+        let over = table.expire(now);
+        self.retire(&mut table, over);
+        let idle = table.is_empty();
+        let grant = table.grant(now, new);
+        self.gauge(&table);
+        drop(table);
+        if idle {
+            let _ = self.nudge.try_send(());
+        }
+        grant
+    }
+
+    pub(crate) fn renew(&self, lease: LeaseId, extension: Duration) -> RenewOutcome {
+        self.table.lock().renew(self.clock.now(), lease, extension)
+    }
+
+    /// Ends a lease by its reader's word. True if it held.
+    pub(crate) fn release(&self, lease: LeaseId, word: LeaseWord) -> bool {
+        let mut table = self.table.lock();
+        let ended = table.release(lease, word).ended();
+        let held = ended.is_some();
+        self.retire(&mut table, ended);
+        held
+    }
+
+    /// Ends a lease by its id alone, for a reader on the side channel. True if it held.
+    pub(crate) fn release_by_id(&self, lease: LeaseId) -> bool {
+        let mut table = self.table.lock();
+        let word = table.get(lease).map(|view| view.grant.word);
+        let ended = word.and_then(|word| table.release(lease, word).ended());
+        let held = ended.is_some();
+        self.retire(&mut table, ended);
+        held
+    }
+
+    /// Undoes a grant that nobody was told of: the caller keeps the blocks.
+    pub(crate) fn take_back(&self, lease: LeaseId) {
+        let mut table = self.table.lock();
+        if let Some(ended) = table.revoke(lease) {
+            // The word is advanced all the same; the blocks are not sent.
+            let _ = table.retire(ended, self.words.as_ref());
+        }
+        self.gauge(&table);
+    }
+
+    pub(crate) fn revoke(&self, lease: LeaseId) -> bool {
+        let mut table = self.table.lock();
+        let ended = table.revoke(lease);
+        let held = ended.is_some();
+        self.retire(&mut table, ended);
+        held
+    }
+
+    /// Ends the oldest leases until at least `blocks` blocks are given back; returns how many.
+    pub(crate) fn revoke_until(&self, blocks: u64) -> u64 {
+        let mut table = self.table.lock();
+        let ended = table.revoke_until(blocks);
+        let count = ended.iter().map(|lease| lease.block_count() as u64).sum();
+        self.retire(&mut table, ended);
+        count
+    }
+
+    pub(crate) fn revoke_all(&self) {
+        let mut table = self.table.lock();
+        let ended = table.revoke_all();
+        self.retire(&mut table, ended);
+    }
+
+    fn expire(&self, now: MonoTime) -> Option<MonoTime> {
+        let mut table = self.table.lock();
+        let ended = table.expire(now);
+        self.retire(&mut table, ended);
+        table.next_deadline()
+    }
+
+    /// Advances each ended lease's word, then gives its blocks back.
+    fn retire(&self, table: &mut LeaseTable, ended: impl IntoIterator<Item = EndedLease>) {
+        for lease in ended {
+            match table.retire(lease, self.words.as_ref()) {
+                Ok(freed) => {
+                    tracing::debug!(
+                        lease = %freed.lease, request = %freed.request, reason = freed.reason.as_str(),
+                        blocks = freed.blocks.len(), "lease ended"
+                    );
+                    let _ = self.freed.send(freed);
+                }
+                Err(failed) => {
+                    // Its word could not be advanced, so its blocks are never given back.
+                    tracing::error!(error = %failed.error, "a lease could not be retired, its blocks are lost");
+                }
+            }
+        }
+        self.gauge(table);
+    }
+
+    fn gauge(&self, table: &LeaseTable) {
+        self.stats
+            .leases
+            .store(table.len() as u64, Ordering::Relaxed);
+        self.stats
+            .leased_blocks
+            .store(table.blocks(), Ordering::Relaxed);
+    }
+
+    fn on_notice(&self, notice: Notice) {
+        match notice {
+            Notice::Release {
+                incarnation,
+                lease,
+                word,
+            } => {
+                if incarnation == self.incarnation {
+                    self.release(lease, word);
+                } else {
+                    tracing::debug!(%incarnation, "a release for an earlier life was ignored");
+                }
+            }
+            Notice::RequestDone { request, ranks } => {
+                let mut table = self.table.lock();
+                let ended = table.release_request(&request, ranks).ended();
+                self.retire(&mut table, ended);
+            }
+            Notice::Heartbeat { requests } => {
+                let now = self.clock.now();
+                let mut table = self.table.lock();
+                for request in requests {
+                    table.renew_request(now, &request, HEARTBEAT_EXTENSION);
+                }
+            }
+        }
+    }
+
+    fn take_notices(
+        &self,
+        agent: &mut impl Agent,
+        inbox: &mut Vec<(crate::ids::AgentName, Vec<u8>)>,
+    ) {
+        inbox.clear();
+        if let Err(error) = agent.notifications(inbox) {
+            tracing::warn!(%error, "notices could not be taken");
+        }
+        for (sender, message) in inbox.drain(..) {
+            self.stats.notices.fetch_add(1, Ordering::Relaxed);
+            match Notice::decode(&message) {
+                Ok(notice) => self.on_notice(notice),
+                Err(error) => {
+                    self.stats.notices_malformed.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!(%sender, %error, "a notice was not understood");
+                }
+            }
+        }
+    }
+}
+
+/// The thread that serves. Ends when its handle is dropped or stopped.
+#[derive(Debug)]
+pub(crate) struct HolderThread {
+    holder: Arc<Holder>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HolderThread {
+    /// Starts the thread, which owns the serving agent from now on.
+    pub(crate) fn start<A: Agent>(
+        holder: Arc<Holder>,
+        agent: A,
+        config: &HolderConfig,
+        nudged: Receiver<()>,
+    ) -> std::io::Result<Self> {
+        let poll = config.poll_interval;
+        let serving = Arc::clone(&holder);
+        let thread = std::thread::Builder::new()
+            .name("kvx-holder".into())
+            .spawn(move || serve(&serving, agent, poll, &nudged))?;
+        Ok(Self {
+            holder,
+            thread: Some(thread),
+        })
+    }
+
+    /// Ends the thread and, with it, the serving agent: nobody can read from here any more.
+    pub(crate) fn stop(&mut self) {
+        self.holder.stopping.store(true, Ordering::Release);
+        let _ = self.holder.nudge.try_send(());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the holder thread panicked");
+        }
+    }
+}
+
+impl Drop for HolderThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Receiver<()>) {
+    let mut inbox = Vec::new();
+    while !holder.stopping.load(Ordering::Acquire) {
+        holder.take_notices(&mut agent, &mut inbox);
+        let now = holder.clock.now();
+        let next = holder.expire(now);
+        let nap = match next {
+            Some(deadline) => poll.min(deadline.saturating_since(now)),
+            None => IDLE_POLL,
+        };
+        let _ = nudged.recv_timeout(nap.max(Duration::from_micros(50)));
+    }
+    holder.revoke_all();
+    drop(agent);
+}

@@ -1,0 +1,84 @@
+//! A descriptor that has been believed: its ticket is authentic, verifiable and of our layout.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use super::error::OfferError;
+use crate::clock::MonoTime;
+use crate::descriptor::{ClusterKey, RemoteBlocks, Ticket};
+use crate::identity::{BlockHash, matching_prefix};
+use crate::ids::{EngineId, Rank, RequestId};
+use crate::layout::LayoutFingerprint;
+use crate::peer::{PeerAddr, PeerKey};
+
+/// Blocks that another engine offers. Only an offer can be read, and only a verified descriptor
+/// becomes one.
+#[derive(Debug, Clone)]
+pub struct Offer {
+    pub(super) engine: EngineId,
+    pub(super) request: RequestId,
+    pub(super) peer: PeerKey,
+    pub(super) ticket: Ticket,
+    pub(super) arrived: MonoTime,
+}
+
+impl Offer {
+    pub(super) fn verify(
+        remote: &RemoteBlocks,
+        key: Option<&ClusterKey>,
+        tenant: Option<&str>,
+        conversation: Option<&str>,
+        layout: LayoutFingerprint,
+        rank: Rank,
+        now: MonoTime,
+    ) -> Result<Self, OfferError> {
+        let engine = remote.remote_engine_id.clone();
+        let ticket = match remote.verify_ticket(key, tenant, conversation) {
+            Ok(Some(ticket)) => ticket.clone(),
+            Ok(None) => return Err(OfferError::Unverifiable { engine }),
+            Err(cause) => return Err(OfferError::NotAuthentic { engine, cause }),
+        };
+        if ticket.fingerprint != layout {
+            return Err(OfferError::Layout { engine });
+        }
+        let addr = PeerAddr::new(remote.remote_host.unbracketed(), remote.remote_port.get())?;
+        Ok(Self {
+            engine,
+            request: remote.remote_request_id.clone(),
+            peer: PeerKey { addr, rank },
+            ticket,
+            arrived: now,
+        })
+    }
+
+    /// The holder.
+    #[must_use]
+    pub fn engine(&self) -> &EngineId {
+        &self.engine
+    }
+
+    /// The holder's request.
+    #[must_use]
+    pub fn request(&self) -> &RequestId {
+        &self.request
+    }
+
+    /// What is offered.
+    #[must_use]
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// How many leading full blocks hold the tokens that `hashes` stand for, whatever the token
+    /// counts say.
+    #[must_use]
+    pub fn matching_blocks(&self, hashes: &[BlockHash]) -> usize {
+        matching_prefix(hashes, &self.ticket.hashes)
+    }
+
+    /// Time left on the lease at `now`, at most: time on the way is not known.
+    #[must_use]
+    pub fn remaining(&self, now: MonoTime) -> Duration {
+        self.ticket.ends_at(self.arrived).saturating_since(now)
+    }
+}

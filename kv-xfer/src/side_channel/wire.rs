@@ -1,0 +1,409 @@
+//! Requests and replies as bytes.
+//!
+//! | request | MessagePack | reply |
+//! |---|---|---|
+//! | card (vLLM's) | `[bin "get_meta_msg", pp, tp]` | two parts: card map, float64 clock in seconds |
+//! | ping | `[bin "kvx_ping"]` | `{engine_id, incarnation, clock}` |
+//! | renew | `[bin "kvx_renew", incarnation, lease, extension_ms, mac]` | `{outcome, ..}` |
+//! | release | `[bin "kvx_release", incarnation, lease, mac]` | `{outcome, ..}` |
+//!
+//! `mac` is nil where no cluster key is set. A request that is refused is answered by one part,
+//! `{kv_xfer_error: reason, detail: text}`.
+
+use std::time::Duration;
+
+use rmpv::{Value, ValueRef};
+use thiserror::Error;
+
+use crate::descriptor::ClusterKey;
+use crate::ids::{EngineId, Incarnation, LeaseId, NameError, Rank};
+use crate::peer::Malformed;
+use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, as_u64, map};
+
+const GET_META: &str = "get_meta_msg";
+const PING: &str = "kvx_ping";
+const RENEW: &str = "kvx_renew";
+const RELEASE: &str = "kvx_release";
+
+const MAC_PURPOSE: &str = "kv-xfer 2026 side-channel request v1";
+
+/// Why bytes are not a request or a reply.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// Not the MessagePack expected.
+    #[error("{0}")]
+    Malformed(#[from] Malformed),
+    /// Not an array that begins with a name.
+    #[error("not an array that begins with a name")]
+    NotARequest,
+    /// A request of a kind that is not known here.
+    #[error("unknown request {0:?}")]
+    Unknown(String),
+    /// A known request with the wrong fields.
+    #[error("{request} needs {expected}")]
+    Fields {
+        /// Which request.
+        request: &'static str,
+        /// What it needs.
+        expected: &'static str,
+    },
+    /// The MAC is absent or wrong.
+    #[error("{request} carries no valid MAC; set the same cluster key on both engines")]
+    Mac {
+        /// Which request.
+        request: &'static str,
+    },
+    /// A reply has the wrong number of parts.
+    #[error("a reply of {found} parts where {expected} are expected")]
+    Parts {
+        /// Number expected.
+        expected: usize,
+        /// Number found.
+        found: usize,
+    },
+    /// A name is not acceptable.
+    #[error("{0}")]
+    Name(#[from] NameError),
+    /// The server's clock is no number.
+    #[error("the server's clock is not a 64-bit float")]
+    Clock,
+    /// An outcome that is not known here.
+    #[error("unknown outcome {0:?}")]
+    Outcome(String),
+}
+
+/// Asks the holder to keep blocks for longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenewRequest {
+    /// The holder's incarnation that granted the lease.
+    pub incarnation: Incarnation,
+    /// The lease.
+    pub lease: LeaseId,
+    /// For how much longer, from now. Whole milliseconds travel.
+    pub extension: Duration,
+}
+
+/// What came of a [`RenewRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RenewOutcome {
+    /// The lease holds for this much longer, from when the holder answered.
+    Renewed {
+        /// Remaining time.
+        remaining: Duration,
+    },
+    /// The lease is over or was never granted: recompute.
+    UnknownLease,
+    /// The engine has restarted; the lease died with its predecessor.
+    Restarted {
+        /// The incarnation that answers.
+        incarnation: Incarnation,
+    },
+    /// The lease still holds, but the holder does not extend it.
+    Refused {
+        /// Remaining time.
+        remaining: Duration,
+    },
+}
+
+/// Tells the holder that blocks are no longer needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReleaseRequest {
+    /// The holder's incarnation that granted the lease.
+    pub incarnation: Incarnation,
+    /// The lease.
+    pub lease: LeaseId,
+}
+
+/// What came of a [`ReleaseRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// Released, now or by an earlier request.
+    Released,
+    /// The lease is over or was never granted.
+    UnknownLease,
+    /// The engine has restarted; the lease died with its predecessor.
+    Restarted {
+        /// The incarnation that answers.
+        incarnation: Incarnation,
+    },
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// For the card of a rank.
+    Card(Rank),
+    /// For a sign of life.
+    Ping,
+    /// To keep a lease.
+    Renew(RenewRequest),
+    /// To give a lease up.
+    Release(ReleaseRequest),
+}
+
+impl Request {
+    /// The request as bytes. [`Request::Card`] is byte for byte what vLLM sends.
+    #[must_use]
+    pub fn encode(&self, key: Option<&ClusterKey>) -> Vec<u8> {
+        let named = |name: &str, numbers: &[u64], mac: Option<Value>| {
+            let mut items = vec![Value::Binary(name.as_bytes().to_vec())];
+            items.extend(numbers.iter().map(|n| Value::from(*n)));
+            items.extend(mac);
+            msgpack::write(&Value::Array(items))
+        };
+        let tag = |name: &'static str, numbers: &[u64]| {
+            Some(key.map_or(Value::Nil, |key| {
+                Value::Binary(mac(key, name, numbers).to_vec())
+            }))
+        };
+        match self {
+            Self::Card(rank) => named(GET_META, &[rank.pp.into(), rank.tp.into()], None),
+            Self::Ping => named(PING, &[], None),
+            Self::Renew(r) => {
+                let numbers = [r.incarnation.0, r.lease.0, millis(r.extension)];
+                named(RENEW, &numbers, tag(RENEW, &numbers))
+            }
+            Self::Release(r) => {
+                let numbers = [r.incarnation.0, r.lease.0];
+                named(RELEASE, &numbers, tag(RELEASE, &numbers))
+            }
+        }
+    }
+
+    /// Reads a request. With a key, requests that change something must carry a valid MAC.
+    ///
+    /// # Errors
+    /// [`WireError`] naming the fault; [`WireError::Unknown`] for a kind not known here.
+    pub fn decode(bytes: &[u8], key: Option<&ClusterKey>) -> Result<Self, WireError> {
+        let value = msgpack::parse(bytes)?;
+        let ValueRef::Array(items) = &value else {
+            return Err(WireError::NotARequest);
+        };
+        let (name, fields) = items.split_first().ok_or(WireError::NotARequest)?;
+        let name = as_bin(name)
+            .and_then(|name| std::str::from_utf8(name).ok())
+            .or_else(|| as_text(name))
+            .ok_or(WireError::NotARequest)?;
+        match name {
+            GET_META => match fields {
+                [pp, tp] => as_u32(pp)
+                    .zip(as_u32(tp))
+                    .map(|(pp, tp)| Self::Card(Rank { pp, tp })),
+                _ => None,
+            }
+            .ok_or(WireError::Fields {
+                request: GET_META,
+                expected: "two rank numbers",
+            }),
+            PING => Ok(Self::Ping),
+            RENEW => {
+                let [incarnation, lease, extension] = tagged(RENEW, fields, key)?;
+                Ok(Self::Renew(RenewRequest {
+                    incarnation: Incarnation(incarnation),
+                    lease: LeaseId(lease),
+                    extension: Duration::from_millis(extension),
+                }))
+            }
+            RELEASE => {
+                let [incarnation, lease] = tagged(RELEASE, fields, key)?;
+                Ok(Self::Release(ReleaseRequest {
+                    incarnation: Incarnation(incarnation),
+                    lease: LeaseId(lease),
+                }))
+            }
+            other => Err(WireError::Unknown(show(other))),
+        }
+    }
+}
+
+/// Reads `N` numbers and a MAC, and checks the MAC when there is a key.
+fn tagged<const N: usize>(
+    request: &'static str,
+    fields: &[ValueRef<'_>],
+    key: Option<&ClusterKey>,
+) -> Result<[u64; N], WireError> {
+    let bad = || WireError::Fields {
+        request,
+        expected: "its numbers and a MAC or nil",
+    };
+    let (tag, numbers) = fields.split_last().ok_or_else(bad)?;
+    let numbers: Vec<u64> = numbers
+        .iter()
+        .map(as_u64)
+        .collect::<Option<_>>()
+        .ok_or_else(bad)?;
+    let numbers: [u64; N] = numbers.try_into().map_err(|_| bad())?;
+    match (key, as_bin(tag)) {
+        (None, Some(_)) => {}
+        (None, None) if matches!(tag, ValueRef::Nil) => {}
+        (None, None) => return Err(bad()),
+        (Some(key), tag) => {
+            let bytes = mac_bytes(&numbers);
+            let parts: [&[u8]; 2] = [request.as_bytes(), &bytes];
+            if !tag.is_some_and(|tag| key.verify_bytes(MAC_PURPOSE, &parts, tag)) {
+                return Err(WireError::Mac { request });
+            }
+        }
+    }
+    Ok(numbers)
+}
+
+fn mac(key: &ClusterKey, request: &'static str, numbers: &[u64]) -> [u8; 32] {
+    key.tag(MAC_PURPOSE, &[request.as_bytes(), &mac_bytes(numbers)])
+}
+
+fn mac_bytes(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn show(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// The clock part of a card reply.
+#[must_use]
+pub fn encode_clock(secs: f64) -> Vec<u8> {
+    msgpack::write(&Value::F64(secs))
+}
+
+/// Reads the clock part of a card reply.
+///
+/// # Errors
+/// [`WireError::Clock`] when it is not a finite 64-bit float.
+pub fn decode_clock(bytes: &[u8]) -> Result<f64, WireError> {
+    match msgpack::parse(bytes)? {
+        ValueRef::F64(secs) if secs.is_finite() => Ok(secs),
+        _ => Err(WireError::Clock),
+    }
+}
+
+/// The reply to a request that is refused. `reason` is one word: `unknown_request`, `unknown_rank`,
+/// `mac`, `malformed`.
+#[must_use]
+pub fn encode_refusal(reason: &str, detail: &str) -> Vec<u8> {
+    msgpack::write(&map([
+        ("kv_xfer_error", reason.into()),
+        ("detail", detail.into()),
+    ]))
+}
+
+/// Reads a refusal; `None` when the bytes are something else.
+#[must_use]
+pub fn decode_refusal(bytes: &[u8]) -> Option<(String, String)> {
+    let value = msgpack::parse(bytes).ok()?;
+    let fields = Fields::of(&value).ok()?;
+    let reason = fields.text("kv_xfer_error").ok()?;
+    let detail = fields.text("detail").unwrap_or_default();
+    let cut =
+        |text: &str| -> String { text.chars().filter(|c| !c.is_control()).take(256).collect() };
+    Some((cut(reason), cut(detail)))
+}
+
+/// The reply to a ping.
+#[must_use]
+pub fn encode_pong(engine: &EngineId, incarnation: Incarnation, clock_secs: f64) -> Vec<u8> {
+    msgpack::write(&map([
+        ("engine_id", engine.as_str().into()),
+        ("incarnation", incarnation.0.into()),
+        ("clock", Value::F64(clock_secs)),
+    ]))
+}
+
+/// Reads the reply to a ping: engine, incarnation and the server's clock in seconds.
+///
+/// # Errors
+/// [`WireError`] naming the fault.
+pub fn decode_pong(bytes: &[u8]) -> Result<(EngineId, Incarnation, f64), WireError> {
+    let value = msgpack::parse(bytes)?;
+    let fields = Fields::of(&value)?;
+    let engine = EngineId::new(fields.text("engine_id")?)?;
+    let clock = match fields.get("clock")? {
+        ValueRef::F64(secs) if secs.is_finite() => *secs,
+        _ => return Err(WireError::Clock),
+    };
+    Ok((engine, Incarnation(fields.u64("incarnation")?), clock))
+}
+
+/// The reply to a renewal.
+#[must_use]
+pub fn encode_renewed(outcome: &RenewOutcome) -> Vec<u8> {
+    let value = match outcome {
+        RenewOutcome::Renewed { remaining } => map([
+            ("outcome", "renewed".into()),
+            ("remaining_ms", millis(*remaining).into()),
+        ]),
+        RenewOutcome::Refused { remaining } => map([
+            ("outcome", "refused".into()),
+            ("remaining_ms", millis(*remaining).into()),
+        ]),
+        RenewOutcome::UnknownLease => map([("outcome", "unknown_lease".into())]),
+        RenewOutcome::Restarted { incarnation } => restarted(*incarnation),
+    };
+    msgpack::write(&value)
+}
+
+/// Reads the reply to a renewal.
+///
+/// # Errors
+/// [`WireError`] naming the fault.
+pub fn decode_renewed(bytes: &[u8]) -> Result<RenewOutcome, WireError> {
+    let value = msgpack::parse(bytes)?;
+    let fields = Fields::of(&value)?;
+    let remaining = || fields.u64("remaining_ms").map(Duration::from_millis);
+    match fields.text("outcome")? {
+        "renewed" => Ok(RenewOutcome::Renewed {
+            remaining: remaining()?,
+        }),
+        "refused" => Ok(RenewOutcome::Refused {
+            remaining: remaining()?,
+        }),
+        "unknown_lease" => Ok(RenewOutcome::UnknownLease),
+        "restarted" => Ok(RenewOutcome::Restarted {
+            incarnation: Incarnation(fields.u64("incarnation")?),
+        }),
+        other => Err(WireError::Outcome(show(other))),
+    }
+}
+
+/// The reply to a release.
+#[must_use]
+pub fn encode_released(outcome: &ReleaseOutcome) -> Vec<u8> {
+    let value = match outcome {
+        ReleaseOutcome::Released => map([("outcome", "released".into())]),
+        ReleaseOutcome::UnknownLease => map([("outcome", "unknown_lease".into())]),
+        ReleaseOutcome::Restarted { incarnation } => restarted(*incarnation),
+    };
+    msgpack::write(&value)
+}
+
+/// Reads the reply to a release.
+///
+/// # Errors
+/// [`WireError`] naming the fault.
+pub fn decode_released(bytes: &[u8]) -> Result<ReleaseOutcome, WireError> {
+    let value = msgpack::parse(bytes)?;
+    let fields = Fields::of(&value)?;
+    match fields.text("outcome")? {
+        "released" => Ok(ReleaseOutcome::Released),
+        "unknown_lease" => Ok(ReleaseOutcome::UnknownLease),
+        "restarted" => Ok(ReleaseOutcome::Restarted {
+            incarnation: Incarnation(fields.u64("incarnation")?),
+        }),
+        other => Err(WireError::Outcome(show(other))),
+    }
+}
+
+fn restarted(incarnation: Incarnation) -> Value {
+    map([
+        ("outcome", "restarted".into()),
+        ("incarnation", incarnation.0.into()),
+    ])
+}

@@ -1,0 +1,143 @@
+//! Safe agents over libnixl.
+//!
+//! Each agent is owned by one thread at a time, so NIXL's default of no locking is right for it. A
+//! serving agent has a progress thread that wakes every millisecond (and on events), because peers
+//! read from it while nobody polls it; a reading agent has none, because its owner polls it, and a
+//! second thread would fight for the same worker.
+#![allow(unsafe_code)]
+
+mod agent;
+mod fault;
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use nixl_sys::{AgentConfig, Library, VersionFamily, c_string};
+
+pub use agent::{NixlAgent, NixlRequest};
+
+use super::{AgentRole, FailureKind, Transport, TransportError, TransportInfo};
+use crate::ids::AgentName;
+use crate::memory::{ControlWords, HostWords};
+
+/// Pause of a serving agent's progress thread. With 0, the default of NIXL's Python package, it
+/// burns a core and halves throughput; events still wake it in between.
+pub const SERVE_PROGRESS_DELAY_US: u64 = 1000;
+
+/// Which backend an agent gets, and with what parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendConfig {
+    /// Plugin name: `UCX` or `LIBFABRIC`.
+    pub name: String,
+    /// Parameters of the plugin, passed as they are.
+    pub params: Vec<(String, String)>,
+}
+
+impl Default for BackendConfig {
+    fn default() -> Self {
+        Self {
+            name: "UCX".into(),
+            params: Vec::new(),
+        }
+    }
+}
+
+/// NIXL as a [`Transport`].
+#[derive(Debug)]
+pub struct NixlTransport {
+    library: Arc<Library>,
+    backend: BackendConfig,
+    plugin: CString,
+    params: Vec<(CString, CString)>,
+}
+
+impl NixlTransport {
+    /// Uses a loaded library with a backend.
+    ///
+    /// # Errors
+    /// [`TransportError`] of kind `Unsupported` when the installation has no such plugin; it lists
+    /// those that there are.
+    pub fn new(library: Arc<Library>, backend: BackendConfig) -> Result<Self, TransportError> {
+        let unsupported = |cause: String| TransportError {
+            operation: "select backend",
+            kind: FailureKind::Unsupported,
+            cause,
+            raw: None,
+        };
+        let plugins = &library.report().plugins;
+        if !plugins.contains(&backend.name) {
+            return Err(unsupported(format!(
+                "{} has no plugin {}; it has {}",
+                library.report().plugins_dir.display(),
+                backend.name,
+                plugins.join(", ")
+            )));
+        }
+        let text =
+            |what, value: &str| c_string(what, value).map_err(|e| unsupported(e.to_string()));
+        let plugin = text("backend name", &backend.name)?;
+        let params = backend
+            .params
+            .iter()
+            .map(|(key, value)| Ok((text("parameter name", key)?, text("parameter", value)?)))
+            .collect::<Result<_, TransportError>>()?;
+        Ok(Self {
+            library,
+            backend,
+            plugin,
+            params,
+        })
+    }
+
+    /// The loaded library.
+    #[must_use]
+    pub fn library(&self) -> &Arc<Library> {
+        &self.library
+    }
+}
+
+impl Transport for NixlTransport {
+    type Agent = NixlAgent;
+
+    fn open_agent(&self, name: &AgentName, role: AgentRole) -> Result<NixlAgent, TransportError> {
+        let config = AgentConfig {
+            progress_thread: role == AgentRole::Serve,
+            progress_delay_us: SERVE_PROGRESS_DELAY_US,
+            ..AgentConfig::default()
+        };
+        NixlAgent::open(
+            Arc::clone(&self.library),
+            name,
+            &config,
+            &self.plugin,
+            &self.params,
+        )
+    }
+
+    fn control_words(&self, slots: u32) -> Result<Arc<dyn ControlWords>, TransportError> {
+        let words = HostWords::new(slots).map_err(|error| TransportError {
+            operation: "allocate lease words",
+            kind: FailureKind::Backend,
+            cause: error.to_string(),
+            raw: None,
+        })?;
+        Ok(Arc::new(words))
+    }
+
+    fn info(&self) -> TransportInfo {
+        let report = self.library.report();
+        let version = report
+            .version
+            .clone()
+            .unwrap_or_else(|| match report.family {
+                VersionFamily::V1_4 => "1.4".into(),
+                VersionFamily::V1_5 => "1.5".into(),
+                _ => "unknown".into(),
+            });
+        TransportInfo {
+            name: "nixl",
+            version,
+            backend: self.backend.name.clone(),
+        }
+    }
+}

@@ -1,0 +1,578 @@
+//! An in-memory fabric that does what a script says: delay, reorder, fail on descriptor `k`, never
+//! complete, or land bytes late. It shows the orders of events that real hardware rarely shows.
+//!
+//! All agents of a [`SimFabric`] live in one process and one virtual address space; addresses are
+//! numbers, nothing is dereferenced. By default a window is copied when it is posted and is done at
+//! the first poll. [`SimFabric::script`] changes that for the next windows.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::{
+    AfterError, Agent, AgentRole, Descriptor, Ends, FailureKind, Progress, ReadFault, Transport,
+    TransportError, TransportInfo,
+};
+use crate::ids::{AgentName, WordSlot};
+use crate::layout::{MemKind, RegionGeometry};
+use crate::memory::{ControlWords, Memory, MemoryError};
+
+/// Called when a window reaches a point; gets the number of descriptors copied so far.
+pub type Hook = Box<dyn FnMut(usize) + Send>;
+
+/// What one posted window does.
+#[derive(Default)]
+pub struct Behaviour {
+    /// Copy at most this many descriptors per poll; `None` copies all when posted.
+    pub per_poll: Option<usize>,
+    /// Polls that report `Pending` after the last byte has landed.
+    pub extra_polls: u32,
+    /// Copy from the last descriptor to the first.
+    pub reversed: bool,
+    /// Refuse the post.
+    pub refuse_post: Option<FailureKind>,
+    /// Fail once this many descriptors have been copied.
+    pub fail_at: Option<(usize, AfterError)>,
+    /// Never report an end.
+    pub never_ends: bool,
+    /// Called before each descriptor is copied, and once after the last.
+    pub hook: Option<Hook>,
+}
+
+impl fmt::Debug for Behaviour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Behaviour")
+            .field("per_poll", &self.per_poll)
+            .field("extra_polls", &self.extra_polls)
+            .field("reversed", &self.reversed)
+            .field("refuse_post", &self.refuse_post)
+            .field("fail_at", &self.fail_at)
+            .field("never_ends", &self.never_ends)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Virtual memory of the fabric.
+pub struct SimMemory {
+    base: u64,
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl SimMemory {
+    /// Address of its first byte.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn range(&self, addr: u64, len: usize) -> Result<std::ops::Range<usize>, MemoryError> {
+        let out = MemoryError::OutOfRange {
+            addr,
+            len: len as u64,
+        };
+        let start = addr
+            .checked_sub(self.base)
+            .and_then(|offset| usize::try_from(offset).ok())
+            .ok_or(out)?;
+        let end = start.checked_add(len).ok_or(out)?;
+        if end > self.bytes.read().len() {
+            Err(out)
+        } else {
+            Ok(start..end)
+        }
+    }
+}
+
+impl fmt::Debug for SimMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimMemory({:#x})", self.base)
+    }
+}
+
+impl Memory for SimMemory {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let range = self.range(addr, out.len())?;
+        if let Some(bytes) = self.bytes.read().get(range) {
+            out.copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn write(&self, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let range = self.range(addr, data.len())?;
+        if let Some(bytes) = self.bytes.write().get_mut(range) {
+            bytes.copy_from_slice(data);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct SimWords {
+    memory: Arc<SimMemory>,
+    slots: u32,
+}
+
+impl ControlWords for SimWords {
+    fn region(&self) -> RegionGeometry {
+        RegionGeometry {
+            base: self.memory.base,
+            block_len: 8,
+            block_stride: 8,
+            block_count: self.slots,
+            mem: MemKind::Dram,
+            device: 0,
+        }
+    }
+
+    fn load(&self, slot: WordSlot) -> Option<u64> {
+        let mut word = [0; 8];
+        let addr = self
+            .memory
+            .base
+            .checked_add(u64::from(slot.0).checked_mul(8)?)?;
+        self.memory.read(addr, &mut word).ok()?;
+        fence(Ordering::SeqCst);
+        Some(u64::from_le_bytes(word))
+    }
+
+    fn store(&self, slot: WordSlot, value: u64) -> bool {
+        let addr = self
+            .memory
+            .base
+            .saturating_add(u64::from(slot.0).saturating_mul(8));
+        fence(Ordering::SeqCst);
+        let stored = self.memory.write(addr, &value.to_le_bytes()).is_ok();
+        fence(Ordering::SeqCst);
+        stored
+    }
+}
+
+/// A posted window on the fabric.
+#[derive(Debug)]
+struct Operation {
+    owner: AgentName,
+    descriptors: Vec<Descriptor>,
+    next: usize,
+    polls_left: u32,
+    behaviour: Behaviour,
+}
+
+#[derive(Default)]
+struct AgentState {
+    registered: Vec<RegionGeometry>,
+    inbox: VecDeque<(AgentName, Vec<u8>)>,
+    dead: bool,
+}
+
+#[derive(Default)]
+struct State {
+    memories: BTreeMap<u64, Arc<SimMemory>>,
+    agents: HashMap<AgentName, AgentState>,
+    operations: HashMap<u64, Operation>,
+    script: VecDeque<Behaviour>,
+    next_operation: u64,
+    windows_posted: u64,
+}
+
+/// The fabric: memories, agents and what is in flight between them. Clones share it.
+#[derive(Clone, Default)]
+pub struct SimFabric {
+    state: Arc<Mutex<State>>,
+    next_base: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for SimFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimFabric")
+    }
+}
+
+impl SimFabric {
+    /// An empty fabric.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Zeroed virtual memory of `len` bytes, at an address no other memory of this fabric has.
+    #[must_use]
+    pub fn memory(&self, len: usize) -> Arc<SimMemory> {
+        // A guard gap after each memory, so that a read over its end hits nothing.
+        let span = (len as u64).saturating_add(0x2_0000) & !0xfff;
+        let base = self
+            .next_base
+            .fetch_add(span, Ordering::Relaxed)
+            .saturating_add(0x10_0000);
+        let memory = Arc::new(SimMemory {
+            base,
+            bytes: RwLock::new(vec![0; len]),
+        });
+        self.state.lock().memories.insert(base, Arc::clone(&memory));
+        memory
+    }
+
+    /// Scripts the next windows posted by any agent; the front of the queue goes first.
+    pub fn script(&self, behaviours: impl IntoIterator<Item = Behaviour>) {
+        self.state.lock().script.extend(behaviours);
+    }
+
+    /// Kills an agent as a crashed process would: reads from it fail, messages to it are refused.
+    pub fn kill(&self, agent: &AgentName) {
+        if let Some(state) = self.state.lock().agents.get_mut(agent) {
+            state.dead = true;
+        }
+    }
+
+    /// How many windows have been posted so far, over all agents.
+    #[must_use]
+    pub fn windows_posted(&self) -> u64 {
+        self.state.lock().windows_posted
+    }
+
+    /// How many windows could still write: posted by agents that are not destroyed, and not over.
+    #[must_use]
+    pub fn windows_in_flight(&self) -> usize {
+        self.state.lock().operations.len()
+    }
+
+    /// Names of the agents that exist.
+    #[must_use]
+    pub fn agents(&self) -> Vec<AgentName> {
+        self.state.lock().agents.keys().cloned().collect()
+    }
+
+    /// Lands every byte that is still in flight, as hardware does after a release that was no
+    /// cancellation. Returns how many descriptors were copied.
+    pub fn land_late_bytes(&self) -> usize {
+        let mut copied = 0;
+        let mut operations: Vec<Operation> = {
+            let mut state = self.state.lock();
+            let ids: Vec<u64> = state.operations.keys().copied().collect();
+            ids.into_iter()
+                .filter_map(|id| state.operations.remove(&id))
+                .collect()
+        };
+        for operation in &mut operations {
+            let left = operation.descriptors.len().saturating_sub(operation.next);
+            for _ in 0..left {
+                copied += usize::from(self.copy_next(operation).is_ok());
+            }
+        }
+        copied
+    }
+
+    fn find(&self, addr: u64) -> Option<Arc<SimMemory>> {
+        let state = self.state.lock();
+        state
+            .memories
+            .range(..=addr)
+            .next_back()
+            .map(|(_, memory)| Arc::clone(memory))
+    }
+
+    /// Copies the next descriptor of an operation. The lock is not held, so hooks may use the
+    /// engine that posted it.
+    fn copy_next(&self, operation: &mut Operation) -> Result<(), MemoryError> {
+        let count = operation.descriptors.len();
+        let index = if operation.behaviour.reversed {
+            count.saturating_sub(1).saturating_sub(operation.next)
+        } else {
+            operation.next
+        };
+        if let Some(hook) = &mut operation.behaviour.hook {
+            hook(operation.next);
+        }
+        let Some(d) = operation.descriptors.get(index).copied() else {
+            return Ok(());
+        };
+        operation.next = operation.next.saturating_add(1);
+        let out = MemoryError::OutOfRange {
+            addr: d.remote,
+            len: d.len,
+        };
+        let mut bytes = vec![0; usize::try_from(d.len).map_err(|_| out)?];
+        self.find(d.remote).ok_or(out)?.read(d.remote, &mut bytes)?;
+        self.find(d.local).ok_or(out)?.write(d.local, &bytes)?;
+        if operation.next == count
+            && let Some(hook) = &mut operation.behaviour.hook
+        {
+            hook(count);
+        }
+        Ok(())
+    }
+}
+
+fn error(operation: &'static str, kind: FailureKind, cause: impl Into<String>) -> TransportError {
+    TransportError {
+        operation,
+        kind,
+        cause: cause.into(),
+        raw: None,
+    }
+}
+
+impl Transport for SimFabric {
+    type Agent = SimAgent;
+
+    fn open_agent(&self, name: &AgentName, _role: AgentRole) -> Result<SimAgent, TransportError> {
+        let mut state = self.state.lock();
+        if state.agents.contains_key(name) {
+            return Err(error(
+                "open agent",
+                FailureKind::Rejected,
+                format!("{name} exists"),
+            ));
+        }
+        state.agents.insert(name.clone(), AgentState::default());
+        Ok(SimAgent {
+            fabric: self.clone(),
+            name: name.clone(),
+            peers: Vec::new(),
+            local: Vec::new(),
+            keep: Vec::new(),
+        })
+    }
+
+    fn control_words(&self, slots: u32) -> Result<Arc<dyn ControlWords>, TransportError> {
+        let len = usize::try_from(slots)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(8);
+        Ok(Arc::new(SimWords {
+            memory: self.memory(len),
+            slots,
+        }))
+    }
+
+    fn info(&self) -> TransportInfo {
+        TransportInfo {
+            name: "sim",
+            version: "1".into(),
+            backend: "memory".into(),
+        }
+    }
+}
+
+/// An agent of a [`SimFabric`].
+#[derive(Debug)]
+pub struct SimAgent {
+    fabric: SimFabric,
+    name: AgentName,
+    peers: Vec<AgentName>,
+    local: Vec<RegionGeometry>,
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+fn covers(regions: &[RegionGeometry], addr: u64, len: u64) -> bool {
+    regions.iter().any(|r| {
+        r.byte_len().is_ok_and(|size| {
+            addr >= r.base
+                && addr
+                    .checked_add(len)
+                    .is_some_and(|end| end <= r.base.saturating_add(size))
+        })
+    })
+}
+
+impl SimAgent {
+    fn check(&self, peer: &AgentName, descriptors: &[Descriptor]) -> Result<(), TransportError> {
+        let reject = |cause: String| error("post read", FailureKind::Rejected, cause);
+        if !self.peers.contains(peer) {
+            return Err(reject(format!("peer {peer} is not loaded")));
+        }
+        let state = self.fabric.state.lock();
+        let Some(remote) = state.agents.get(peer).filter(|agent| !agent.dead) else {
+            return Err(error(
+                "post read",
+                FailureKind::PeerLost,
+                format!("{peer} is gone"),
+            ));
+        };
+        for d in descriptors {
+            if d.len == 0 || !covers(&remote.registered, d.remote, d.len) {
+                return Err(reject(format!("{d:?}: remote range is not registered")));
+            }
+            if !covers(&self.local, d.local, d.len) {
+                return Err(reject(format!("{d:?}: local range is not registered")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Agent for SimAgent {
+    type Request = u64;
+
+    fn register(
+        &mut self,
+        regions: &[RegionGeometry],
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), TransportError> {
+        for region in regions {
+            region
+                .validate()
+                .map_err(|e| error("register", FailureKind::Rejected, e.to_string()))?;
+        }
+        self.local.extend_from_slice(regions);
+        self.keep.push(keep);
+        if let Some(agent) = self.fabric.state.lock().agents.get_mut(&self.name) {
+            agent.registered.extend_from_slice(regions);
+        }
+        Ok(())
+    }
+
+    fn metadata(&mut self) -> Result<Vec<u8>, TransportError> {
+        Ok(format!("sim:{}", self.name).into_bytes())
+    }
+
+    fn load_peer(&mut self, metadata: &[u8], expected: &AgentName) -> Result<(), TransportError> {
+        if metadata != format!("sim:{expected}").as_bytes() {
+            let cause = format!("the metadata does not name {expected}");
+            return Err(error("load peer", FailureKind::Rejected, cause));
+        }
+        let state = self.fabric.state.lock();
+        if state.agents.get(expected).is_none_or(|agent| agent.dead) {
+            return Err(error(
+                "load peer",
+                FailureKind::PeerLost,
+                format!("{expected} is gone"),
+            ));
+        }
+        drop(state);
+        self.peers.push(expected.clone());
+        Ok(())
+    }
+
+    fn forget_peer(&mut self, peer: &AgentName) {
+        self.peers.retain(|known| known != peer);
+    }
+
+    fn post_read(
+        &mut self,
+        peer: &AgentName,
+        _ends: Ends,
+        descriptors: &[Descriptor],
+    ) -> Result<(u64, Progress), ReadFault> {
+        let quiet = |error| ReadFault {
+            error,
+            after: AfterError::Quiet,
+        };
+        self.check(peer, descriptors).map_err(quiet)?;
+        let mut state = self.fabric.state.lock();
+        let behaviour = state.script.pop_front().unwrap_or_default();
+        if let Some(kind) = behaviour.refuse_post {
+            return Err(quiet(error(
+                "post read",
+                kind,
+                "the script refuses this post",
+            )));
+        }
+        let id = state.next_operation;
+        state.next_operation = id.saturating_add(1);
+        state.windows_posted = state.windows_posted.saturating_add(1);
+        drop(state);
+        let copy_now =
+            behaviour.per_poll.is_none() && behaviour.fail_at.is_none() && !behaviour.never_ends;
+        let mut operation = Operation {
+            owner: self.name.clone(),
+            descriptors: descriptors.to_vec(),
+            next: 0,
+            polls_left: behaviour.extra_polls,
+            behaviour,
+        };
+        if copy_now {
+            for _ in 0..descriptors.len() {
+                self.fabric
+                    .copy_next(&mut operation)
+                    .map_err(|e| quiet(error("post read", FailureKind::Backend, e.to_string())))?;
+            }
+        }
+        self.fabric.state.lock().operations.insert(id, operation);
+        Ok((id, Progress::Pending))
+    }
+
+    fn poll(&mut self, request: &mut u64) -> Result<Progress, ReadFault> {
+        let Some(mut operation) = self.fabric.state.lock().operations.remove(request) else {
+            return Ok(Progress::Done);
+        };
+        let budget = operation.behaviour.per_poll.unwrap_or(usize::MAX);
+        let mut result = Ok(Progress::Pending);
+        for _ in 0..budget.min(operation.descriptors.len()) {
+            if let Some((at, after)) = operation.behaviour.fail_at
+                && operation.next >= at
+            {
+                let error = error("read", FailureKind::PeerLost, format!("scripted at {at}"));
+                result = Err(ReadFault { error, after });
+                break;
+            }
+            if operation.next >= operation.descriptors.len() || operation.behaviour.never_ends {
+                break;
+            }
+            if let Err(e) = self.fabric.copy_next(&mut operation) {
+                let error = error("read", FailureKind::Backend, e.to_string());
+                result = Err(ReadFault {
+                    error,
+                    after: AfterError::Quiet,
+                });
+                break;
+            }
+        }
+        let over = operation.next >= operation.descriptors.len() && !operation.behaviour.never_ends;
+        if over && result.is_ok() {
+            if operation.polls_left == 0 {
+                return Ok(Progress::Done);
+            }
+            operation.polls_left = operation.polls_left.saturating_sub(1);
+        }
+        if !matches!(&result, Err(fault) if fault.after == AfterError::Quiet) {
+            self.fabric
+                .state
+                .lock()
+                .operations
+                .insert(*request, operation);
+        }
+        result
+    }
+
+    fn discard(&mut self, _request: u64) {}
+
+    fn notify(&mut self, peer: &AgentName, message: &[u8]) -> Result<(), TransportError> {
+        let mut state = self.fabric.state.lock();
+        match state.agents.get_mut(peer).filter(|agent| !agent.dead) {
+            Some(agent) if self.peers.contains(peer) => {
+                agent.inbox.push_back((self.name.clone(), message.to_vec()));
+                Ok(())
+            }
+            _ => Err(error(
+                "notify",
+                FailureKind::PeerLost,
+                format!("{peer} is not there"),
+            )),
+        }
+    }
+
+    fn notifications(
+        &mut self,
+        into: &mut Vec<(AgentName, Vec<u8>)>,
+    ) -> Result<(), TransportError> {
+        if let Some(agent) = self.fabric.state.lock().agents.get_mut(&self.name) {
+            into.extend(agent.inbox.drain(..));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SimAgent {
+    fn drop(&mut self) {
+        let mut state = self.fabric.state.lock();
+        state.agents.remove(&self.name);
+        state
+            .operations
+            .retain(|_, operation| operation.owner != self.name);
+    }
+}
