@@ -52,6 +52,9 @@ pub enum Command {
     /// Replay conversations between a decode and a prefill process, and check every byte read
     #[command(after_help = DEMO_HELP)]
     Demo(DemoArgs),
+    /// Print the path of the NIXL library that is loaded
+    #[command(hide = true)]
+    NixlPath,
     /// The demo's decode process
     #[command(hide = true)]
     DemoDecode,

@@ -5,8 +5,8 @@ use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvx::cli::{Cli, Command};
-use kvx::demo;
+use kvx::cli::{Cli, Command, Exit};
+use kvx::{demo, runtime};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -19,8 +19,22 @@ fn main() -> ExitCode {
         .init();
     let exit = match cli.command {
         Command::Demo(args) => demo::run(&args),
+        Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),
     };
     exit.into()
+}
+
+fn nixl_path() -> Exit {
+    match runtime::resolve() {
+        Ok(runtime) => {
+            println!("{}", runtime.library.display());
+            Exit::Ok
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            Exit::Environment
+        }
+    }
 }
