@@ -3,7 +3,11 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use kv_xfer::transport::TransportError;
+use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
+use nixl_sys::{Library, LoadError};
 use thiserror::Error;
 
 #[path = "../build/locate.rs"]
@@ -48,6 +52,30 @@ struct Places {
     /// What the build looked at in vain.
     build_search: Vec<String>,
     help: String,
+}
+
+/// Why NIXL cannot be used.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// It is not there.
+    #[error(transparent)]
+    Missing(#[from] NoNixl),
+    /// It does not load.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// It has no such backend.
+    #[error(transparent)]
+    Backend(#[from] TransportError),
+}
+
+/// Finds and loads the library, for a backend.
+///
+/// # Errors
+/// [`OpenError`], which says what would help.
+pub fn open(backend: BackendConfig) -> Result<Arc<NixlTransport>, OpenError> {
+    let runtime = resolve()?;
+    let library = Library::open(&runtime.library)?;
+    Ok(Arc::new(NixlTransport::new(library, backend)?))
 }
 
 /// Finds the library.

@@ -68,6 +68,11 @@ pub enum EnvironmentOutcome {
     Applied,
     /// An environment was applied earlier; nothing was changed.
     AlreadyApplied,
+    /// The process has other threads, which may look at the environment: nothing was changed.
+    OtherThreads {
+        /// How many threads there are; 0 when that could not be found out.
+        threads: usize,
+    },
     /// NIXL or UCX is already loaded, from here: nothing was changed, for they would not see it.
     TooLate {
         /// The library that is loaded.
@@ -143,6 +148,18 @@ impl Environment {
         self.report(EnvironmentOutcome::Planned)
     }
 
+    /// [`apply`](Self::apply) for a process that has no thread but the caller's, which is checked: nobody else can look at
+    /// the environment meanwhile. Call it first thing in `main`.
+    pub fn apply_single_threaded(&self) -> EnvironmentReport {
+        let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+        if threads != 1 {
+            return self.refused(EnvironmentOutcome::OtherThreads { threads });
+        }
+        // SAFETY: this is the process's only thread, as the kernel has just said, and it starts no other until this
+        // call returns. Another process's ptrace is the only way to get one in between.
+        unsafe { self.apply() }
+    }
+
     /// Sets the variables that the user has not set. Works once in a process, and only before NIXL is loaded.
     ///
     /// # Safety
@@ -216,6 +233,10 @@ impl fmt::Display for EnvironmentReport {
             EnvironmentOutcome::AlreadyApplied => {
                 writeln!(f, "environment unchanged: it was set before")?
             }
+            EnvironmentOutcome::OtherThreads { threads } => writeln!(
+                f,
+                "environment unchanged: the process has {threads} threads, set it before starting any"
+            )?,
             EnvironmentOutcome::TooLate { loaded } => writeln!(
                 f,
                 "environment unchanged: {} is already loaded and would not see it",
