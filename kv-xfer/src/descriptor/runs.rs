@@ -78,12 +78,7 @@ impl BlockRun {
     #[must_use]
     #[inline]
     pub fn last(self) -> BlockId {
-        // In range: checked when the run was made.
-        let steps = self.len.saturating_sub(1);
-        BlockId(match self.step {
-            Step::Ascending => self.first.0.saturating_add(steps),
-            Step::Descending => self.first.0.saturating_sub(steps),
-        })
+        self.at(self.len.saturating_sub(1))
     }
 
     /// Number of blocks; at least one.
@@ -117,15 +112,21 @@ impl BlockRun {
     /// The id at `index`; `None` past the end.
     #[must_use]
     pub fn get(self, index: u32) -> Option<BlockId> {
-        if index >= self.len {
-            return None;
-        }
-        self.step.after(self.first.0, index).map(BlockId)
+        (index < self.len).then(|| self.at(index))
     }
 
     /// The ids in list order.
     pub fn iter(self) -> impl Iterator<Item = BlockId> {
-        (0..self.len).filter_map(move |index| self.get(index))
+        (0..self.len).map(move |index| self.at(index))
+    }
+
+    /// The id at an index below the length; in range, as was checked when the run was made.
+    #[inline]
+    fn at(self, index: u32) -> BlockId {
+        BlockId(match self.step {
+            Step::Ascending => self.first.0.saturating_add(index),
+            Step::Descending => self.first.0.saturating_sub(index),
+        })
     }
 
     /// The `len` blocks from `start`; `None` when they are not all in the run, or are none.
