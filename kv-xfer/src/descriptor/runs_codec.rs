@@ -125,63 +125,78 @@ impl BlockRuns {
             .and_then(|bytes| input.take(bytes).ok())
             .ok_or(RunsError::Truncated)?;
         // The bytes are there, at least one for each run: only now is room made for them.
-        let mut runs = Vec::with_capacity(count);
-        let mut ends = Vec::with_capacity(count);
-        let mut end = 0_usize;
-        let mut blocks_left = limits.max_blocks;
-        let mut previous = 0_i64;
-        let (mut distances, mut shapes) = (0, 0);
-        let mut rest = bytes;
-        for index in 0..count {
-            let distance;
-            (distance, rest) = take_word(rest, widths.distance);
-            let mut shape = 0;
-            if widths.shape > 0 {
-                (shape, rest) = take_word(rest, widths.shape);
-            }
-            distances |= distance;
-            shapes |= shape;
-            let distance = unzigzag(distance);
-            let outside = || RunsError::IdOutOfRange {
-                run: index,
-                max_block_id: limits.max_block_id,
-            };
-            let first = u32::try_from(previous.wrapping_add(distance).cast_unsigned())
-                .ok()
-                .filter(|first| *first <= limits.max_block_id)
-                .ok_or_else(outside)?;
-            // Most runs of a scattered list are one block, and need no more than the above.
-            let run = match shape {
-                0 => BlockRun::single(BlockId(first)),
-                _ => run_of(first, shape)
-                    .filter(|run| run.highest().0 <= limits.max_block_id)
-                    .ok_or_else(outside)?,
-            };
-            blocks_left = blocks_left
-                .checked_sub(run.len())
-                .ok_or(RunsError::TooManyBlocks {
-                    max_blocks: limits.max_blocks,
-                })?;
-            // A list that could be written with fewer runs, or one block that descends.
-            let neighbour = matches!(distance, 1 | -1);
-            if shape == 1
-                || (neighbour
-                    && runs
-                        .last()
-                        .is_some_and(|last: &BlockRun| last.is_continued_by(run)))
-            {
-                return Err(RunsError::NotCanonical { run: index });
-            }
-            previous = i64::from(run.last().0);
-            end = end.saturating_add(to_usize(run.len()));
-            runs.push(run);
-            ends.push(end);
+        if widths.shape == 0 {
+            decode_runs::<false>(bytes, count, widths, limits)
+        } else {
+            decode_runs::<true>(bytes, count, widths, limits)
         }
-        if Widths::of(distances, shapes) != widths {
-            return Err(RunsError::NotCanonical { run: 0 });
-        }
-        Ok(Self::from_parts(runs, ends))
     }
+}
+
+/// Decodes the runs themselves. Twice in the program: scattered lists have no shapes, and take half
+/// the time without them.
+fn decode_runs<const SHAPED: bool>(
+    bytes: &[u8],
+    count: usize,
+    widths: Widths,
+    limits: &DescriptorLimits,
+) -> Result<BlockRuns, RunsError> {
+    let mut runs = Vec::with_capacity(count);
+    let mut ends = Vec::with_capacity(count);
+    let mut end = 0_usize;
+    let mut blocks_left = limits.max_blocks;
+    let mut previous = 0_i64;
+    let (mut distances, mut shapes) = (0, 0);
+    let mut rest = bytes;
+    for index in 0..count {
+        let distance;
+        (distance, rest) = take_word(rest, widths.distance);
+        let mut shape = 0;
+        if SHAPED {
+            (shape, rest) = take_word(rest, widths.shape);
+        }
+        distances |= distance;
+        shapes |= shape;
+        let distance = unzigzag(distance);
+        let outside = || RunsError::IdOutOfRange {
+            run: index,
+            max_block_id: limits.max_block_id,
+        };
+        let first = u32::try_from(previous.wrapping_add(distance).cast_unsigned())
+            .ok()
+            .filter(|first| *first <= limits.max_block_id)
+            .ok_or_else(outside)?;
+        // Most runs of a scattered list are one block, and need no more than the above.
+        let run = match shape {
+            0 => BlockRun::single(BlockId(first)),
+            _ => run_of(first, shape)
+                .filter(|run| run.highest().0 <= limits.max_block_id)
+                .ok_or_else(outside)?,
+        };
+        blocks_left = blocks_left
+            .checked_sub(run.len())
+            .ok_or(RunsError::TooManyBlocks {
+                max_blocks: limits.max_blocks,
+            })?;
+        // A list that could be written with fewer runs, or one block that descends.
+        let neighbour = matches!(distance, 1 | -1);
+        if shape == 1
+            || (neighbour
+                && runs
+                    .last()
+                    .is_some_and(|last: &BlockRun| last.is_continued_by(run)))
+        {
+            return Err(RunsError::NotCanonical { run: index });
+        }
+        previous = i64::from(run.last().0);
+        end = end.saturating_add(to_usize(run.len()));
+        runs.push(run);
+        ends.push(end);
+    }
+    if Widths::of(distances, shapes) != widths {
+        return Err(RunsError::NotCanonical { run: 0 });
+    }
+    Ok(BlockRuns::from_parts(runs, ends))
 }
 
 /// How many bytes the two integers of each run take.
