@@ -281,3 +281,162 @@ fn truncate(digest: &[u8; 32]) -> BlockHash {
     }
     BlockHash(hash)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chain(model: &str, revision: &str, salt: &[u8], block_tokens: u32) -> HashChain {
+        let model = ModelIdentity::new(model, revision).unwrap();
+        HashChain::new(&model, &Salt::new(salt), block_tokens).unwrap()
+    }
+
+    /// The definition, written out a second time.
+    #[test]
+    fn the_chain_is_as_defined() {
+        let mut root = Vec::new();
+        for part in [&b"Qwen/Qwen3-32B"[..], b"main", b"tenant"] {
+            root.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            root.extend_from_slice(part);
+        }
+        root.extend_from_slice(&2_u32.to_le_bytes());
+        let h = blake3::derive_key("kv-xfer 2026 block hash chain v1", &root);
+        let h0 = blake3::hash(&[&h[..], &[1, 0, 0, 0, 2, 0, 0, 0]].concat());
+        let h1 = blake3::hash(&[&h0.as_bytes()[..], &[3, 0, 0, 0, 0, 1, 0, 0]].concat());
+        let hashes = chain("Qwen/Qwen3-32B", "main", b"tenant", 2).hash_blocks(&[1, 2, 3, 256, 5]);
+        assert_eq!(hashes.len(), 2);
+        assert_eq!(hashes[0].0[..], h0.as_bytes()[..16]);
+        assert_eq!(hashes[1].0[..], h1.as_bytes()[..16]);
+    }
+
+    /// Hashes are a promise between releases.
+    #[test]
+    fn known_answers_have_not_changed() {
+        let show = |hashes: Vec<BlockHash>| {
+            hashes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let tokens: Vec<u32> = (0..32).collect();
+        assert_eq!(
+            show(chain("m", "", b"", 16).hash_blocks(&tokens)),
+            "46ae35bc1dba977569021161cb3db87f 32f362d07e2aa9e5e84c6dc1dfa5984f"
+        );
+        assert_eq!(
+            show(chain("m", "r", b"s", 32).hash_blocks(&tokens)),
+            "40f5580d244008c130fa6b954a36f2c6"
+        );
+    }
+
+    #[test]
+    fn parts_of_the_root_do_not_run_together() {
+        let tokens = [1, 2, 3, 4];
+        let of =
+            |model, revision, salt: &[u8]| chain(model, revision, salt, 2).hash_blocks(&tokens);
+        let all = [
+            of("ab", "c", b""),
+            of("a", "bc", b""),
+            of("abc", "", b""),
+            of("a", "b", b"c"),
+            of("a", "", b"bc"),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            for b in &all[..i] {
+                assert_eq!(matching_prefix(a, b), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_bad_inputs() {
+        let chain = chain("m", "", b"", 4);
+        assert!(chain.hash_blocks(&[]).is_empty());
+        assert!(chain.hash_blocks(&[1, 2, 3]).is_empty());
+        let model = ModelIdentity::new("m", "").unwrap();
+        assert_eq!(
+            HashChain::new(&model, &Salt::none(), 0).err(),
+            Some(IdentityError::EmptyBlock)
+        );
+        assert!(ModelIdentity::new("", "r").is_err());
+        assert!(ModelIdentity::new("m", "a\nb").is_err());
+    }
+
+    #[test]
+    fn salts_are_never_shown() {
+        assert_eq!(format!("{:?}", Salt::new(b"secret")), "Salt(…)");
+        let shown = format!("{:?}", chain("m", "", b"secret", 4));
+        assert!(!shown.contains("root"), "{shown}");
+    }
+
+    proptest! {
+        #[test]
+        fn an_edit_changes_its_block_and_all_after_it_and_none_before(
+            tokens in prop::collection::vec(any::<u32>(), 1..100),
+            at: prop::sample::Index,
+            other: u32,
+            block_tokens in 1_u32..20,
+        ) {
+            let at = at.index(tokens.len());
+            let mut edited = tokens.clone();
+            edited[at] = other;
+            prop_assume!(edited != tokens);
+            let chain = chain("m", "r", b"", block_tokens);
+            let (a, b) = (chain.hash_blocks(&tokens), chain.hash_blocks(&edited));
+            let first = (at / block_tokens as usize).min(a.len());
+            prop_assert_eq!(&a[..first], &b[..first]);
+            prop_assert!(a[first..].iter().zip(&b[first..]).all(|(a, b)| a != b));
+            prop_assert_eq!(matching_prefix(&a, &b), first);
+        }
+
+        #[test]
+        fn model_revision_salt_and_block_size_change_everything(
+            tokens in prop::collection::vec(any::<u32>(), 20..60),
+        ) {
+            let ours = chain("m", "r", b"s", 4).hash_blocks(&tokens);
+            for other in [
+                chain("n", "r", b"s", 4),
+                chain("m", "q", b"s", 4),
+                chain("m", "r", b"t", 4),
+                chain("m", "r", b"", 4),
+                chain("m", "r", b"s", 5),
+            ] {
+                let theirs = other.hash_blocks(&tokens);
+                prop_assert!(ours.iter().all(|hash| !theirs.contains(hash)));
+            }
+        }
+
+        #[test]
+        fn extending_gives_the_same_hashes_in_any_pieces(
+            tokens in prop::collection::vec(any::<u32>(), 0..100),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+            block_tokens in 1_u32..20,
+        ) {
+            let whole = chain("m", "r", b"", block_tokens);
+            let mut pieces = whole.clone();
+            let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(tokens.len() + 1)).collect();
+            cuts.extend([0, tokens.len()]);
+            cuts.sort_unstable();
+            let hashes: Vec<BlockHash> = cuts
+                .windows(2)
+                .flat_map(|cut| pieces.extend(&tokens[cut[0]..cut[1]]))
+                .collect();
+            prop_assert_eq!(&hashes, &whole.hash_blocks(&tokens));
+            // And the whole is not disturbed by what was extended.
+            prop_assert_eq!(&hashes, &pieces.hash_blocks(&tokens));
+        }
+
+        #[test]
+        fn a_longer_sequence_begins_with_the_shorter_ones_blocks(
+            tokens in prop::collection::vec(any::<u32>(), 0..80),
+            len: prop::sample::Index,
+        ) {
+            let chain = chain("m", "r", b"", 8);
+            let long = chain.hash_blocks(&tokens);
+            let short = chain.hash_blocks(&tokens[..len.index(tokens.len() + 1)]);
+            prop_assert_eq!(matching_prefix(&long, &short), short.len());
+        }
+    }
+}

@@ -2,23 +2,25 @@
 
 use std::num::{NonZeroU16, NonZeroU32};
 
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::host::{Host, HostError};
+use super::json_object::{self, Object};
 use super::limits::DescriptorLimits;
 use super::remote::{RemoteBlocks, TransferMode};
 use super::runs::BlockRuns;
 use super::runs_codec::RunsError;
-use super::ticket_codec::{SealedTicket, TicketError};
-use crate::ids::{BlockId, EngineId, MAX_NAME_BYTES, NameError, RequestId};
+use super::ticket_codec::TicketError;
+use crate::ids::{EngineId, MAX_NAME_BYTES, NameError, RequestId};
 
 /// The key of our one extra string.
 pub const TICKET_KEY: &str = "kv_xfer";
 
 const DO_REMOTE_PREFILL: &str = "do_remote_prefill";
 const DO_REMOTE_DECODE: &str = "do_remote_decode";
-const BLOCK_IDS: &str = "remote_block_ids";
+pub(super) const BLOCK_IDS: &str = "remote_block_ids";
 const ENGINE_ID: &str = "remote_engine_id";
 const REQUEST_ID: &str = "remote_request_id";
 const HOST: &str = "remote_host";
@@ -32,6 +34,24 @@ const TRANSFER_MODE: &str = "transfer_mode";
 
 /// The fields without which there is nothing to read. All null or absent: a miss.
 const REMOTE: [&str; 5] = [BLOCK_IDS, ENGINE_ID, REQUEST_ID, HOST, PORT];
+
+/// All fields that an unknown one must not stand in for.
+const KNOWN: [&str; 14] = [
+    DO_REMOTE_PREFILL,
+    DO_REMOTE_DECODE,
+    BLOCK_IDS,
+    ENGINE_ID,
+    REQUEST_ID,
+    HOST,
+    PORT,
+    TP_SIZE,
+    DCP_SIZE,
+    PP_SIZE,
+    NUM_TOKENS,
+    EXPIRY,
+    TRANSFER_MODE,
+    TICKET_KEY,
+];
 
 /// Why JSON is not a descriptor. Recompute, whichever it is.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -90,10 +110,8 @@ pub enum DescriptorError {
     #[error("{HOST}: {0}")]
     Host(#[from] HostError),
     /// More KV-cache groups than accepted.
-    #[error("{BLOCK_IDS} has {found} groups; at most {max_groups} are accepted")]
+    #[error("{BLOCK_IDS} has more than the {max_groups} groups that are accepted")]
     TooManyGroups {
-        /// Groups found.
-        found: usize,
         /// The most accepted.
         max_groups: usize,
     },
@@ -195,10 +213,12 @@ impl Params {
                 max_bytes: limits.max_bytes,
             });
         }
-        let value = serde_json::from_str(text).map_err(|error| DescriptorError::NotJson {
+        let mut from = serde_json::Deserializer::from_str(text);
+        let object = json_object::read(&mut from, limits)?;
+        from.end().map_err(|error| DescriptorError::NotJson {
             cause: error.to_string(),
         })?;
-        Self::from_json_value(value, limits)
+        Self::from_object(object)
     }
 
     /// Decodes a JSON value. `null` is a miss.
@@ -209,23 +229,22 @@ impl Params {
         value: Value,
         limits: &DescriptorLimits,
     ) -> Result<Self, DescriptorError> {
-        let map = match value {
-            Value::Null => return Ok(Self::Miss(Miss::default())),
-            Value::Object(map) => map,
-            other => {
-                return Err(DescriptorError::NotAnObject {
-                    found: kind(&other),
-                });
-            }
+        Self::from_object(json_object::read(value, limits)?)
+    }
+
+    fn from_object(object: Option<Object>) -> Result<Self, DescriptorError> {
+        let Some(Object {
+            fields,
+            groups,
+            ticket,
+        }) = object
+        else {
+            return Ok(Self::Miss(Miss::default()));
         };
-        let mut fields = Fields(map);
+        let mut fields = Fields(fields);
         let do_remote_prefill = fields.bool(DO_REMOTE_PREFILL)?;
         let do_remote_decode = fields.bool(DO_REMOTE_DECODE)?;
-        let ticket = match fields.string(TICKET_KEY)? {
-            Some(text) => Some(SealedTicket::parse(&text, limits)?),
-            None => None,
-        };
-        if ticket.is_none() && !fields.any(&REMOTE) {
+        if ticket.is_none() && groups.is_none() && !fields.any(&REMOTE) {
             let mut extra = fields.0;
             for field in REMOTE {
                 extra.remove(field);
@@ -236,7 +255,6 @@ impl Params {
                 extra,
             }));
         }
-        let groups = fields.groups(limits)?;
         let remote_block_ids = match (&ticket, groups) {
             (None, None) => return Err(DescriptorError::Missing { field: BLOCK_IDS }),
             (None, Some(groups)) => groups,
@@ -300,37 +318,80 @@ impl RemoteBlocks {
     /// The JSON value. An unknown field never takes the place of a known one.
     #[must_use]
     pub fn to_json_value(&self, ids: BlockIdsJson) -> Value {
-        let mut map = self.extra.clone();
-        let mut put = |field: &str, value: Value| map.insert(field.to_owned(), value);
-        put(DO_REMOTE_PREFILL, self.do_remote_prefill.into());
-        put(DO_REMOTE_DECODE, self.do_remote_decode.into());
-        if ids == BlockIdsJson::Expanded || self.ticket.is_none() {
-            let groups = self.remote_block_ids.iter();
-            let groups = groups.map(|group| group.iter().map(|id| id.0).collect::<Value>());
-            put(BLOCK_IDS, groups.collect());
+        // Only maps with keys that are not strings fail.
+        let mut value = serde_json::to_value(Written { blocks: self, ids }).unwrap_or_default();
+        if let (Some(ticket), Some(map)) = (&self.ticket, value.as_object_mut()) {
+            map.insert(TICKET_KEY.to_owned(), ticket.to_text().into());
         }
-        put(ENGINE_ID, self.remote_engine_id.as_str().into());
-        put(REQUEST_ID, self.remote_request_id.as_str().into());
-        put(HOST, self.remote_host.as_str().into());
-        put(PORT, self.remote_port.get().into());
-        put(TP_SIZE, self.tp_size.get().into());
-        put(DCP_SIZE, self.dcp_size.get().into());
-        put(PP_SIZE, self.pp_size.get().into());
-        put(NUM_TOKENS, self.remote_num_tokens.into());
-        put(EXPIRY, self.remote_blocks_expiry_time.into());
-        if let Some(mode) = &self.transfer_mode {
-            put(TRANSFER_MODE, mode.as_str().into());
-        }
-        if let Some(ticket) = &self.ticket {
-            put(TICKET_KEY, ticket.to_text().into());
-        }
-        Value::Object(map)
+        value
     }
 
     /// The JSON text.
     #[must_use]
     pub fn to_json_string(&self, ids: BlockIdsJson) -> String {
-        self.to_json_value(ids).to_string()
+        let mut text = serde_json::to_string(&Written { blocks: self, ids }).unwrap_or_default();
+        // The ticket is put in by hand, before the closing brace: base64 needs no escaping, and
+        // looking for what does would take longer than all the rest.
+        if let Some(ticket) = &self.ticket
+            && text.pop().is_some()
+        {
+            for part in [",\"", TICKET_KEY, "\":\"", &ticket.to_text(), "\"}"] {
+                text.push_str(part);
+            }
+        }
+        text
+    }
+}
+
+/// Remote blocks on their way to JSON, but for the ticket.
+struct Written<'a> {
+    blocks: &'a RemoteBlocks,
+    ids: BlockIdsJson,
+}
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let blocks = self.blocks;
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry(DO_REMOTE_PREFILL, &blocks.do_remote_prefill)?;
+        map.serialize_entry(DO_REMOTE_DECODE, &blocks.do_remote_decode)?;
+        if self.ids == BlockIdsJson::Expanded || blocks.ticket.is_none() {
+            map.serialize_entry(BLOCK_IDS, &Groups(&blocks.remote_block_ids))?;
+        }
+        map.serialize_entry(ENGINE_ID, blocks.remote_engine_id.as_str())?;
+        map.serialize_entry(REQUEST_ID, blocks.remote_request_id.as_str())?;
+        map.serialize_entry(HOST, blocks.remote_host.as_str())?;
+        map.serialize_entry(PORT, &blocks.remote_port)?;
+        map.serialize_entry(TP_SIZE, &blocks.tp_size)?;
+        map.serialize_entry(DCP_SIZE, &blocks.dcp_size)?;
+        map.serialize_entry(PP_SIZE, &blocks.pp_size)?;
+        map.serialize_entry(NUM_TOKENS, &blocks.remote_num_tokens)?;
+        map.serialize_entry(EXPIRY, &blocks.remote_blocks_expiry_time)?;
+        if let Some(mode) = &blocks.transfer_mode {
+            map.serialize_entry(TRANSFER_MODE, mode.as_str())?;
+        }
+        for (key, value) in &blocks.extra {
+            if !KNOWN.contains(&key.as_str()) {
+                map.serialize_entry(key, value)?;
+            }
+        }
+        map.end()
+    }
+}
+
+struct Groups<'a>(&'a [BlockRuns]);
+
+impl Serialize for Groups<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(Ids))
+    }
+}
+
+struct Ids<'a>(&'a BlockRuns);
+
+impl Serialize for Ids<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(|id| id.0))
     }
 }
 
@@ -440,60 +501,6 @@ impl Fields {
         }
         Ok(Some(TransferMode::Other(name)))
     }
-
-    /// The arrays of block ids; `None` when they are null or absent.
-    fn groups(
-        &mut self,
-        limits: &DescriptorLimits,
-    ) -> Result<Option<Vec<BlockRuns>>, DescriptorError> {
-        let expected = "an array of arrays of block ids";
-        let groups = match self.take(BLOCK_IDS) {
-            None => return Ok(None),
-            Some(Value::Array(groups)) => groups,
-            Some(other) => return Err(wrong_type(BLOCK_IDS, expected, &other)),
-        };
-        if groups.len() > limits.max_groups {
-            return Err(DescriptorError::TooManyGroups {
-                found: groups.len(),
-                max_groups: limits.max_groups,
-            });
-        }
-        let max_blocks = usize::try_from(limits.max_blocks).unwrap_or(usize::MAX);
-        let mut total = 0_usize;
-        let mut out = Vec::with_capacity(groups.len());
-        for group in &groups {
-            let ids = group
-                .as_array()
-                .ok_or_else(|| wrong_type(BLOCK_IDS, expected, group))?;
-            total = total.saturating_add(ids.len());
-            if total > max_blocks {
-                return Err(RunsError::TooManyBlocks {
-                    max_blocks: limits.max_blocks,
-                }
-                .into());
-            }
-            let runs = ids.iter().map(|id| block_id(id, limits));
-            out.push(runs.collect::<Result<BlockRuns, _>>()?);
-        }
-        Ok(Some(out))
-    }
-}
-
-fn block_id(value: &Value, limits: &DescriptorLimits) -> Result<BlockId, DescriptorError> {
-    let expected = "a block id that the limits allow";
-    let Value::Number(number) = value else {
-        return Err(wrong_type(BLOCK_IDS, expected, value));
-    };
-    number
-        .as_u64()
-        .and_then(|id| u32::try_from(id).ok())
-        .filter(|id| *id <= limits.max_block_id)
-        .map(BlockId)
-        .ok_or_else(|| DescriptorError::OutOfRange {
-            field: BLOCK_IDS,
-            value: number.to_string(),
-            expected,
-        })
 }
 
 fn out_of_range(field: &'static str, value: u64, expected: &'static str) -> DescriptorError {

@@ -17,6 +17,7 @@
 
 mod host;
 mod json;
+mod json_object;
 mod key;
 mod limits;
 mod remote;

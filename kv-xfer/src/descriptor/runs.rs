@@ -17,6 +17,7 @@ pub enum Step {
 
 impl Step {
     /// The id `n` steps after `id`; `None` outside the 32-bit range.
+    #[inline]
     fn after(self, id: u32, n: u32) -> Option<u32> {
         match self {
             Self::Ascending => id.checked_add(n),
@@ -25,6 +26,7 @@ impl Step {
     }
 
     /// The step from one id to the next, if they are neighbours.
+    #[inline]
     fn between(id: u32, next: u32) -> Option<Self> {
         if id.checked_add(1) == Some(next) {
             Some(Self::Ascending)
@@ -48,6 +50,7 @@ impl BlockRun {
     /// A run of `len` blocks from `first`. A run of one block is ascending, whatever is asked for.
     /// `None` when it is empty or leaves the range of ids.
     #[must_use]
+    #[inline]
     pub fn new(first: BlockId, len: u32, step: Step) -> Option<Self> {
         let steps = len.checked_sub(1)?;
         step.after(first.0, steps)?;
@@ -55,7 +58,8 @@ impl BlockRun {
         Some(Self { first, len, step })
     }
 
-    fn single(id: BlockId) -> Self {
+    #[inline]
+    pub(super) fn single(id: BlockId) -> Self {
         Self {
             first: id,
             len: 1,
@@ -65,26 +69,29 @@ impl BlockRun {
 
     /// The first id of the run, in list order.
     #[must_use]
+    #[inline]
     pub fn first(self) -> BlockId {
         self.first
     }
 
     /// The last id of the run, in list order.
     #[must_use]
+    #[inline]
     pub fn last(self) -> BlockId {
-        let steps = self.len.saturating_sub(1);
-        BlockId(self.step.after(self.first.0, steps).unwrap_or(self.first.0))
+        self.at(self.len.saturating_sub(1))
     }
 
     /// Number of blocks; at least one.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // A run is never empty.
+    #[inline]
     pub fn len(self) -> u32 {
         self.len
     }
 
     /// Which way the ids go.
     #[must_use]
+    #[inline]
     pub fn step(self) -> Step {
         self.step
     }
@@ -97,6 +104,7 @@ impl BlockRun {
 
     /// The highest id of the run.
     #[must_use]
+    #[inline]
     pub fn highest(self) -> BlockId {
         self.first.max(self.last())
     }
@@ -104,15 +112,21 @@ impl BlockRun {
     /// The id at `index`; `None` past the end.
     #[must_use]
     pub fn get(self, index: u32) -> Option<BlockId> {
-        if index >= self.len {
-            return None;
-        }
-        self.step.after(self.first.0, index).map(BlockId)
+        (index < self.len).then(|| self.at(index))
     }
 
     /// The ids in list order.
     pub fn iter(self) -> impl Iterator<Item = BlockId> {
-        (0..self.len).filter_map(move |index| self.get(index))
+        (0..self.len).map(move |index| self.at(index))
+    }
+
+    /// The id at an index below the length; in range, as was checked when the run was made.
+    #[inline]
+    fn at(self, index: u32) -> BlockId {
+        BlockId(match self.step {
+            Step::Ascending => self.first.0.saturating_add(index),
+            Step::Descending => self.first.0.saturating_sub(index),
+        })
     }
 
     /// The `len` blocks from `start`; `None` when they are not all in the run, or are none.
@@ -123,7 +137,13 @@ impl BlockRun {
         Self::new(self.get(start)?, len, self.step)
     }
 
+    /// Whether appending `next` as a run of its own would make two of what is one.
+    pub(super) fn is_continued_by(self, next: Self) -> bool {
+        self.continues(next.first).is_some()
+    }
+
     /// The step with which `next` continues this run, if it does.
+    #[inline]
     fn continues(self, next: BlockId) -> Option<Step> {
         let step = Step::between(self.last().0, next.0)?;
         (self.len < u32::MAX && (self.len == 1 || step == self.step)).then_some(step)
@@ -247,6 +267,7 @@ impl BlockRuns {
     }
 
     /// Appends one id.
+    #[inline]
     pub fn push(&mut self, id: BlockId) {
         if let (Some(last), Some(end)) = (self.runs.last_mut(), self.ends.last_mut())
             && let Some(step) = last.continues(id)
@@ -280,24 +301,14 @@ impl BlockRuns {
     }
 
     /// Appends a run that does not continue the last one.
-    pub(super) fn push_fresh(&mut self, run: BlockRun) {
+    fn push_fresh(&mut self, run: BlockRun) {
         self.ends.push(self.len().saturating_add(to_usize(run.len)));
         self.runs.push(run);
     }
 
-    /// An empty list with room for `runs` runs.
-    pub(super) fn with_capacity(runs: usize) -> Self {
-        Self {
-            runs: Vec::with_capacity(runs),
-            ends: Vec::with_capacity(runs),
-        }
-    }
-
-    /// Whether appending `run` as it is keeps the list in its one form.
-    pub(super) fn is_fresh(&self, run: BlockRun) -> bool {
-        self.runs
-            .last()
-            .is_none_or(|last| last.continues(run.first).is_none())
+    /// A list of runs of which none continues the one before it, and their ends.
+    pub(super) fn from_parts(runs: Vec<BlockRun>, ends: Vec<usize>) -> Self {
+        Self { runs, ends }
     }
 
     /// The run that holds the block at `index`, and the block's place in it.
@@ -312,7 +323,7 @@ impl BlockRuns {
     }
 }
 
-fn to_usize(n: u32) -> usize {
+pub(super) fn to_usize(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 

@@ -208,8 +208,14 @@ impl Ticket {
         out.extend_from_slice(&self.stamp.as_nanos().to_le_bytes());
         out.extend_from_slice(&self.fingerprint.0);
         self.runs.encode_into(&mut out);
-        for hash in &self.hashes {
-            out.extend_from_slice(&hash.0);
+        let start = out.len();
+        out.resize(start.saturating_add(hash_bytes), 0);
+        let (places, _) = out
+            .get_mut(start..)
+            .unwrap_or_default()
+            .as_chunks_mut::<{ BlockHash::LEN }>();
+        for (place, hash) in places.iter_mut().zip(&self.hashes) {
+            *place = hash.0;
         }
         Ok(out)
     }
