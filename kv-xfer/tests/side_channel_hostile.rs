@@ -1,4 +1,5 @@
 //! A crowd of hostile clients. The only test of its binary: it counts the process's descriptors.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod side_channel_common;
 

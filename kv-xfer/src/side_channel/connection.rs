@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -304,10 +304,9 @@ impl Connection {
     }
 
     async fn fill(&mut self, by: Instant) -> Result<(), End> {
-        self.buf.reserve(READ_CHUNK);
-        // `read_buf` alone would take as much as the buffer has grown to; what is read ahead of the
-        // decoder stays small.
-        match timeout_at(by, self.stream.read_buf(&mut self.buf)).await {
+        // What is read ahead of the decoder stays small, whatever the buffer has grown to.
+        let mut chunk = (&mut self.buf).limit(READ_CHUNK);
+        match timeout_at(by, self.stream.read_buf(&mut chunk)).await {
             Err(_) => Err(End::TimedOut),
             Ok(Err(error)) => Err(End::Io(error)),
             Ok(Ok(0)) => Err(End::Closed),

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::Notify;
 
@@ -201,7 +202,8 @@ pub struct Server {
     addrs: Vec<SocketAddr>,
     shared: Arc<Shared>,
     stop: Arc<Notify>,
-    done: mpsc::Receiver<()>,
+    /// Locked by nobody but `join`; makes the server `Sync`.
+    done: Mutex<mpsc::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -267,7 +269,7 @@ impl Server {
             addrs,
             shared,
             stop,
-            done,
+            done: Mutex::new(done),
             thread: Some(thread),
         })
     }
@@ -311,7 +313,7 @@ impl Server {
             return Ok(());
         };
         self.stop.notify_one();
-        match self.done.recv_timeout(bound) {
+        match self.done.get_mut().recv_timeout(bound) {
             Err(mpsc::RecvTimeoutError::Timeout) => Err(ServerError::StillRunning { after: bound }),
             Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
                 thread.join().map_err(|_| ServerError::Panicked)
