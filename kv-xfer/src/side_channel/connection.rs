@@ -24,6 +24,9 @@ const READ_CHUNK: usize = 4096;
 /// Commands that a client may send between two requests, such as PING.
 const MAX_COMMANDS: u32 = 1000;
 
+/// A handshake takes a few round trips; one that has taken this long is the first to be shed.
+const USUAL_HANDSHAKE: Duration = Duration::from_millis(100);
+
 /// Open connections, with what is needed to choose one to close.
 pub(super) struct Connections {
     max: usize,
@@ -83,14 +86,19 @@ impl Connections {
         }
     }
 
-    /// Closes the connection that has been silent for longest, preferably one that never completed
-    /// its handshake.
+    /// Closes one connection: of those that are overdue with their handshake the oldest, else the one
+    /// that has been silent for longest. A newcomer is last in line either way, so that a flood
+    /// cannot push it out before it has said what it wants.
     pub(super) fn shed_one(&self, counters: &Counters) {
         let mut book = self.book.lock();
+        let now = Instant::now();
+        let overdue = |entry: &Entry| {
+            !entry.ready && now.saturating_duration_since(entry.last) > USUAL_HANDSHAKE
+        };
         let oldest = book
             .open
             .iter()
-            .min_by_key(|(_, entry)| (entry.ready, entry.last))
+            .min_by_key(|(_, entry)| (!overdue(entry), entry.last))
             .map(|(id, _)| *id);
         if let Some(entry) = oldest.and_then(|id| book.open.remove(&id)) {
             count(&counters.shed);

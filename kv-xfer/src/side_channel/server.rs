@@ -53,9 +53,9 @@ pub struct PingInfo {
 /// How much clients may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Most connections. When one more comes in, the one that has been silent for longest is closed,
-    /// those first that have not completed their handshake; so a crowd of silent clients cannot keep
-    /// others out. Default 512: a reader rank needs one, for milliseconds.
+    /// Most connections. When one more comes in, one is closed: the oldest that is overdue with its
+    /// handshake, else the one that has been silent for longest. So a crowd of silent clients cannot
+    /// keep others out. Default 512: a reader rank needs one, for milliseconds.
     pub max_connections: usize,
     /// Longest request, in bytes. Default 4,096; the longest that is served has under 100.
     pub max_request: u64,
