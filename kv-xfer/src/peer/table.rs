@@ -514,4 +514,49 @@ mod tests {
             Ok(Want::Use { incarnation: None })
         );
     }
+
+    proptest::proptest! {
+        /// Whatever happens in whatever order: one attempt at a time per peer, every state but Ready
+        /// ends by itself, and what is due is done.
+        #[test]
+        fn no_order_of_events_breaks_the_table(
+            ops in proptest::collection::vec((0_u8..7, 1_u16..4, 0_u64..3000), 1..200)
+        ) {
+            let mut table = PeerTable::new(PeerConfig { max_peers: 2, ..PeerConfig::default() });
+            let mut now = 0;
+            let mut newest = std::collections::HashMap::new();
+            for (op, port, step) in ops {
+                now += step;
+                let peer = key(port);
+                let before = table.state(&peer);
+                let attempt = newest.get(&port).copied().unwrap_or(0);
+                match op {
+                    0 | 1 => match table.want(&peer, at(now)) {
+                        Ok(Want::Connect { attempt, deadline }) => {
+                            let idle = !matches!(before, Some(
+                                PeerState::Connecting { .. } | PeerState::Ready { .. }));
+                            proptest::prop_assert!(idle && deadline > at(now));
+                            newest.insert(port, attempt);
+                        }
+                        Ok(Want::Use { .. }) => {
+                            let ready = matches!(before, Some(PeerState::Ready { .. }));
+                            proptest::prop_assert!(ready);
+                        }
+                        Ok(Want::Connecting { deadline: until } | Want::BackedOff { until }) =>
+                            proptest::prop_assert!(until > at(now)),
+                        Err(_) => proptest::prop_assert_eq!(before, None),
+                    },
+                    2 => { table.on_card(&peer, attempt, &engine(), Some(A), at(now)); }
+                    3 => { table.on_failure(&peer, attempt, at(now)); }
+                    4 => { table.on_lost(&peer, Some(A), at(now)); }
+                    5 => { let _ = table.check_incarnation(&peer, B, at(now), at(now)); }
+                    _ => {
+                        table.expire(at(now));
+                        proptest::prop_assert!(table.next_timeout().is_none_or(|t| t > at(now)));
+                    }
+                }
+                proptest::prop_assert!(table.entries.len() <= 2);
+            }
+        }
+    }
 }
