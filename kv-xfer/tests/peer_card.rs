@@ -1,4 +1,5 @@
 //! Cards over their codec: everything comes back, nothing damaged is accepted.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use kv_xfer::descriptor::ClusterKey;
 use kv_xfer::ids::{AgentName, EngineId, Incarnation, Rank};
@@ -395,7 +396,7 @@ fn outer_fields_cannot_be_exchanged() {
 #[test]
 fn every_field_of_a_well_sealed_card_is_checked() {
     type Change = fn(&mut Vec<(Value, Value)>);
-    fn kv_xfer(inner: &mut Vec<(Value, Value)>, key: &str, value: Value) {
+    fn kv_xfer(inner: &mut [(Value, Value)], key: &str, value: Value) {
         let (_, ours) = inner
             .iter_mut()
             .find(|(k, _)| k.as_str() == Some("kv_xfer"))

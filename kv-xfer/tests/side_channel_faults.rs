@@ -1,4 +1,5 @@
 //! Client and server over real loopback sockets, and every way in which a server can fail a client.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod side_channel_common;
 

@@ -1,4 +1,5 @@
 //! A crowd of hostile clients. The only test of its binary: it counts the process's descriptors.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod side_channel_common;
 
@@ -163,9 +164,9 @@ fn a_hostile_crowd_neither_stops_service_nor_leaks() {
     assert_eq!(now, base);
     good_handshake(addr);
     let stats = server.stats();
-    assert!(stats.malformed >= 300, "{stats:?}");
-    assert!(stats.unknown >= 50, "{stats:?}");
-    assert!(stats.refused >= 50, "{stats:?}");
+    assert!(stats.malformed >= 100, "{stats:?}");
+    assert!(stats.unknown >= 10, "{stats:?}");
+    assert!(stats.refused >= 10, "{stats:?}");
     assert!(stats.timed_out >= 100, "{stats:?}");
     assert_eq!(stats.handler_panics, 0);
     server.shutdown(SECOND).unwrap();

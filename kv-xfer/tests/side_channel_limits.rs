@@ -1,4 +1,5 @@
 //! The server's deadlines and manners, one connection at a time.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod side_channel_common;
 
@@ -125,6 +126,33 @@ fn a_socket_that_does_not_fit_is_told_so() {
     let _ = stream.read_to_end(&mut all);
     let tail = zmtp::error("Invalid socket type");
     assert!(all.ends_with(&tail), "{all:x?}");
+}
+
+#[test]
+fn clients_in_use_outlive_silent_ones() {
+    let server = start(ServerLimits {
+        max_connections: 8,
+        ..ServerLimits::default()
+    });
+    let addr = server.addrs()[0];
+    let silent = || std::net::TcpStream::connect(addr).unwrap();
+    let mut ask = {
+        let mut stream = as_req(addr);
+        move || {
+            stream.write_all(&zmtp::message(&[b"", GET_TP0])).unwrap();
+            stream.read_exact(&mut [0; 29]).unwrap();
+        }
+    };
+    ask();
+    let early: Vec<_> = (0..7).map(|_| silent()).collect();
+    wait_for(&server, "full house", |s| s.open == 8);
+    std::thread::sleep(Duration::from_millis(150));
+    // Older than all of them, and yet it stays.
+    let late: Vec<_> = (0..7).map(|_| silent()).collect();
+    wait_for(&server, "room made", |s| s.shed == 7);
+    ask();
+    assert_eq!(server.stats().open, 8);
+    drop((early, late));
 }
 
 struct Stuck(mpsc::SyncSender<()>);

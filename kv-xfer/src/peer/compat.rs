@@ -49,7 +49,8 @@ pub struct CompatFactors {
     pub dtype: String,
     /// Tokens per block.
     pub block_tokens: u32,
-    /// Fingerprint of what the bytes of a block mean.
+    /// Fingerprint of what the bytes of a block mean, of the whole model: it must not depend on the
+    /// parallel size, which may differ between the engines.
     pub layout_fingerprint: [u8; 32],
     /// Anything else, by name: heads, head size, memory order, mode of operation. Compared before
     /// the fingerprint, so that a refusal names the most telling difference.

@@ -24,6 +24,7 @@ mod compat;
 mod decode;
 mod encode;
 pub(crate) mod msgpack;
+mod standing;
 mod table;
 
 pub use addr::{AddrError, MAX_HOST_BYTES, PeerAddr};
@@ -34,6 +35,7 @@ pub use compat::{CompatError, CompatFactors, VllmFactors, check_compatible};
 pub use decode::decode_reply;
 pub use encode::encode_reply;
 pub use msgpack::Malformed;
-pub use table::{
-    CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerState, PeerTable, Want,
+pub use standing::{
+    CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerState, Want,
 };
+pub use table::PeerTable;

@@ -15,198 +15,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use thiserror::Error;
-
-use super::addr::PeerAddr;
+use super::standing::{
+    CardOutcome, Expired, MeetNext, PeerConfig, PeerError, PeerKey, PeerState, Want,
+};
 use crate::clock::MonoTime;
-use crate::ids::{EngineId, Incarnation, Rank};
-
-/// One rank of a peer: what is met, loaded and read from as one.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerKey {
-    /// Where its side channel listens.
-    pub addr: PeerAddr,
-    /// Which rank of it.
-    pub rank: Rank,
-}
-
-impl std::fmt::Display for PeerKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.addr, self.rank)
-    }
-}
-
-/// Times and sizes of a [`PeerTable`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerConfig {
-    /// How long one attempt may take. The default, 5 s, is vLLM's receive timeout.
-    pub connect_timeout: Duration,
-    /// First pause after a failure; doubles with each further one. Default 100 ms.
-    pub backoff_min: Duration,
-    /// Longest pause. Default 5 s: a restarted peer is met again within seconds.
-    pub backoff_max: Duration,
-    /// A peer met less than this ago is not met again because a descriptor names another
-    /// incarnation, so that bad descriptors cannot keep the engine dialling. Default 100 ms.
-    pub meet_again_min: Duration,
-    /// Most peers remembered. Default 4,096.
-    pub max_peers: usize,
-}
-
-impl Default for PeerConfig {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(5),
-            backoff_min: Duration::from_millis(100),
-            backoff_max: Duration::from_secs(5),
-            meet_again_min: Duration::from_millis(100),
-            max_peers: 4096,
-        }
-    }
-}
-
-/// How a peer stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PeerState {
-    /// Its card is being fetched.
-    Connecting {
-        /// Number of the attempt.
-        attempt: u64,
-        /// When the attempt is given up.
-        deadline: MonoTime,
-    },
-    /// Its card is loaded.
-    Ready {
-        /// Which life of it; `None` for a vLLM peer, which has no incarnations.
-        incarnation: Option<Incarnation>,
-        /// When the card was received.
-        met: MonoTime,
-    },
-    /// Not loaded; the next use meets it (again) at once.
-    Suspect,
-    /// Left alone after a failure.
-    Backoff {
-        /// Until when.
-        until: MonoTime,
-    },
-}
-
-/// What to do with a peer that is wanted for a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Want {
-    /// Read from it.
-    Use {
-        /// Which life of it.
-        incarnation: Option<Incarnation>,
-    },
-    /// Fetch its card, then report [`PeerTable::on_card`] or [`PeerTable::on_failure`].
-    Connect {
-        /// Number of the attempt, to report with.
-        attempt: u64,
-        /// When to give up.
-        deadline: MonoTime,
-    },
-    /// Its card is being fetched; ask again when that has ended, at the latest then.
-    Connecting {
-        /// When the attempt is given up.
-        deadline: MonoTime,
-    },
-    /// It failed lately: recompute, or ask again then.
-    BackedOff {
-        /// Until when it is left alone.
-        until: MonoTime,
-    },
-}
-
-/// What a card changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CardOutcome {
-    /// The attempt had been given up: drop the card.
-    Stale,
-    /// First card of this peer: load it.
-    First,
-    /// Same engine and incarnation as before: what was loaded may be kept or renewed.
-    Same,
-    /// The peer is another engine or another life of it: forget what was loaded, fail its reads,
-    /// drop its clock offset, load this card.
-    Replaced {
-        /// The life that is over.
-        old: Option<Incarnation>,
-    },
-}
-
-/// A deadline that has passed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Expired {
-    /// An attempt was given up; fail or re-plan what waits for it.
-    Attempt {
-        /// Which peer.
-        peer: PeerKey,
-        /// Until when it is left alone.
-        until: MonoTime,
-    },
-    /// A pause is over; the next want connects.
-    Backoff {
-        /// Which peer.
-        peer: PeerKey,
-    },
-}
-
-/// What a mismatch of incarnations calls for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MeetNext {
-    /// The card may be the old one: [`PeerTable::want`] now connects; check again after that.
-    MeetAgain,
-    /// The card is newer than the descriptor: the described blocks died with the engine. Recompute.
-    Recompute,
-}
-
-/// Why a peer cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum PeerError {
-    /// Descriptor and card are of different lives of the engine.
-    #[error(
-        "{peer} is incarnation {found}, the descriptor is of {expected}; {}",
-        match next {
-            MeetNext::MeetAgain => "fetch its card again",
-            MeetNext::Recompute => "the blocks died with that engine, recompute",
-        }
-    )]
-    PeerRestarted {
-        /// Which peer.
-        peer: PeerKey,
-        /// The descriptor's incarnation.
-        expected: Incarnation,
-        /// The card's incarnation.
-        found: Incarnation,
-        /// What to do.
-        next: MeetNext,
-    },
-    /// The peer is not loaded.
-    #[error("{peer} is not loaded; want it first")]
-    NotReady {
-        /// Which peer.
-        peer: PeerKey,
-    },
-    /// A vLLM peer's card where the descriptor is of a kv-xfer engine.
-    #[error("{peer} answers as a vLLM engine, the descriptor is of a kv-xfer engine; recompute")]
-    NoIncarnation {
-        /// Which peer.
-        peer: PeerKey,
-    },
-    /// Too many peers are in use.
-    #[error("{limit} peers are in use, {peer} would be one more; raise max_peers or recompute")]
-    TableFull {
-        /// The peer that was wanted.
-        peer: PeerKey,
-        /// The limit.
-        limit: usize,
-    },
-}
+use crate::ids::{EngineId, Incarnation};
 
 #[derive(Debug)]
 struct Entry {
@@ -473,4 +286,277 @@ fn pause(config: &PeerConfig, before: u32) -> Duration {
         .backoff_min
         .saturating_mul(factor)
         .min(config.backoff_max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Rank;
+    use crate::peer::PeerAddr;
+
+    const MS: Duration = Duration::from_millis(1);
+    const A: Incarnation = Incarnation(0xa);
+    const B: Incarnation = Incarnation(0xb);
+
+    fn at(ms: u64) -> MonoTime {
+        MonoTime::from_nanos(ms * 1_000_000)
+    }
+
+    fn key(port: u16) -> PeerKey {
+        PeerKey {
+            addr: PeerAddr::new("decode-0", port).unwrap(),
+            rank: Rank::default(),
+        }
+    }
+
+    fn engine() -> EngineId {
+        EngineId::new("decode").unwrap()
+    }
+
+    fn connect(table: &mut PeerTable, now: u64) -> u64 {
+        match table.want(&key(1), at(now)) {
+            Ok(Want::Connect { attempt, .. }) => attempt,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn met(incarnation: Incarnation, now: u64) -> PeerTable {
+        let mut table = PeerTable::new(PeerConfig::default());
+        let attempt = connect(&mut table, now);
+        let got = table.on_card(&key(1), attempt, &engine(), Some(incarnation), at(now));
+        assert_eq!(got, CardOutcome::First);
+        table
+    }
+
+    #[test]
+    fn a_peer_is_met_once() {
+        let mut table = PeerTable::new(PeerConfig::default());
+        let attempt = connect(&mut table, 0);
+        assert_eq!(
+            table.want(&key(1), at(1)),
+            Ok(Want::Connecting { deadline: at(5000) })
+        );
+        assert_eq!(table.next_timeout(), Some(at(5000)));
+        table.on_card(&key(1), attempt, &engine(), Some(A), at(2));
+        assert_eq!(
+            table.want(&key(1), at(3)),
+            Ok(Want::Use {
+                incarnation: Some(A)
+            })
+        );
+        assert_eq!(table.next_timeout(), None);
+        assert_eq!(table.check_incarnation(&key(1), A, at(3), at(3)), Ok(()));
+    }
+
+    #[test]
+    fn pauses_double_up_to_five_seconds_and_end_with_success() {
+        let mut table = PeerTable::new(PeerConfig::default());
+        let mut now = 0;
+        for pause in [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000] {
+            let attempt = connect(&mut table, now);
+            let until = at(now + pause);
+            assert_eq!(table.on_failure(&key(1), attempt, at(now)), Some(until));
+            assert_eq!(
+                table.want(&key(1), at(now + pause - 1)),
+                Ok(Want::BackedOff { until })
+            );
+            now += pause;
+        }
+        let attempt = connect(&mut table, now);
+        table.on_card(&key(1), attempt, &engine(), Some(A), at(now));
+        table.on_lost(&key(1), Some(A), at(now));
+        let attempt = connect(&mut table, now);
+        assert_eq!(
+            table.on_failure(&key(1), attempt, at(now)),
+            Some(at(now + 100))
+        );
+    }
+
+    #[test]
+    fn deadlines_pass_and_are_told() {
+        let mut table = PeerTable::new(PeerConfig::default());
+        let attempt = connect(&mut table, 0);
+        assert_eq!(table.expire(at(4999)), vec![]);
+        let until = at(5100);
+        let peer = key(1);
+        assert_eq!(
+            table.expire(at(5000)),
+            vec![Expired::Attempt { peer, until }]
+        );
+        // Too late, both ways.
+        let late = table.on_card(&key(1), attempt, &engine(), Some(A), at(5001));
+        assert_eq!(late, CardOutcome::Stale);
+        assert_eq!(table.on_failure(&key(1), attempt, at(5001)), None);
+        assert_eq!(table.next_timeout(), Some(until));
+        let peer = key(1);
+        assert_eq!(table.expire(until), vec![Expired::Backoff { peer }]);
+        assert_eq!(table.next_timeout(), None);
+        let second = connect(&mut table, 5100);
+        assert_ne!(second, attempt);
+        // Wanted after the deadline, before `expire` ran.
+        assert!(matches!(
+            table.want(&key(1), at(10_100)),
+            Ok(Want::BackedOff { .. })
+        ));
+        assert_eq!(table.on_failure(&key(2), second, at(5200)), None);
+    }
+
+    #[test]
+    fn a_restarted_peer_replaces_its_predecessor() {
+        let mut table = met(A, 0);
+        // The descriptor came after the card: the card may be the old one.
+        let restarted = |next| {
+            Err(PeerError::PeerRestarted {
+                peer: key(1),
+                expected: B,
+                found: A,
+                next,
+            })
+        };
+        assert_eq!(
+            table.check_incarnation(&key(1), B, at(1000), at(1000)),
+            restarted(MeetNext::MeetAgain)
+        );
+        assert_eq!(
+            table.check_incarnation(&key(1), B, at(1000), at(1000)),
+            Err(PeerError::NotReady { peer: key(1) })
+        );
+        let attempt = connect(&mut table, 1000);
+        assert_eq!(
+            table.on_card(&key(1), attempt, &engine(), Some(B), at(1010)),
+            CardOutcome::Replaced { old: Some(A) }
+        );
+        assert_eq!(
+            table.check_incarnation(&key(1), B, at(1000), at(1010)),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn a_descriptor_of_a_dead_engine_is_final() {
+        let mut table = met(A, 0);
+        let check = |table: &mut PeerTable, received, now| match table.check_incarnation(
+            &key(1),
+            B,
+            at(received),
+            at(now),
+        ) {
+            Err(PeerError::PeerRestarted { next, .. }) => next,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(check(&mut table, 1000, 1000), MeetNext::MeetAgain);
+        let attempt = connect(&mut table, 1000);
+        let same = table.on_card(&key(1), attempt, &engine(), Some(A), at(1010));
+        assert_eq!(same, CardOutcome::Same);
+        // The card is newer than the descriptor now.
+        assert_eq!(check(&mut table, 1000, 1500), MeetNext::Recompute);
+        // More bad descriptors at once do not keep the engine dialling.
+        assert_eq!(check(&mut table, 1100, 1100), MeetNext::Recompute);
+        assert_eq!(check(&mut table, 1200, 1200), MeetNext::MeetAgain);
+    }
+
+    #[test]
+    fn repeated_losses_back_off_until_a_read_lands() {
+        let mut table = met(A, 0);
+        let mut now = 0;
+        for pause in [None, Some(200), Some(400)] {
+            let until = pause.map(|p| at(now + p));
+            assert_eq!(table.on_lost(&key(1), Some(A), at(now)), until);
+            // Told again of the same loss: nothing changes.
+            assert_eq!(table.on_lost(&key(1), Some(A), at(now)), None);
+            now += pause.unwrap_or(0);
+            let attempt = connect(&mut table, now);
+            table.on_card(&key(1), attempt, &engine(), Some(A), at(now));
+        }
+        table.on_landed(&key(1));
+        // A late report about another incarnation is of no concern.
+        assert_eq!(table.on_lost(&key(1), Some(B), at(now)), None);
+        assert!(matches!(
+            table.state(&key(1)),
+            Some(PeerState::Ready { .. })
+        ));
+        assert_eq!(table.on_lost(&key(1), Some(A), at(now)), None);
+        assert_eq!(table.state(&key(1)), Some(PeerState::Suspect));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut table = PeerTable::new(PeerConfig {
+            max_peers: 2,
+            ..PeerConfig::default()
+        });
+        let Ok(Want::Connect { attempt, .. }) = table.want(&key(1), at(0)) else {
+            panic!()
+        };
+        table.want(&key(2), at(1)).unwrap();
+        assert!(matches!(
+            table.want(&key(3), at(2)),
+            Err(PeerError::TableFull { limit: 2, .. })
+        ));
+        table.on_failure(&key(1), attempt, at(3));
+        assert!(table.want(&key(3), at(4)).is_ok());
+        assert_eq!(table.state(&key(1)), None);
+        table.forget(&key(2));
+        assert!(table.want(&key(4), at(5) + MS).is_ok());
+    }
+
+    #[test]
+    fn vllm_peers_have_no_incarnation() {
+        let mut table = PeerTable::new(PeerConfig::default());
+        let attempt = connect(&mut table, 0);
+        table.on_card(&key(1), attempt, &engine(), None, at(0));
+        assert_eq!(
+            table.check_incarnation(&key(1), A, at(0), at(0)),
+            Err(PeerError::NoIncarnation { peer: key(1) })
+        );
+        assert_eq!(
+            table.want(&key(1), at(0)),
+            Ok(Want::Use { incarnation: None })
+        );
+    }
+
+    proptest::proptest! {
+        /// Whatever happens in whatever order: one attempt at a time per peer, every state but Ready
+        /// ends by itself, and what is due is done.
+        #[test]
+        fn no_order_of_events_breaks_the_table(
+            ops in proptest::collection::vec((0_u8..7, 1_u16..4, 0_u64..3000), 1..200)
+        ) {
+            let mut table = PeerTable::new(PeerConfig { max_peers: 2, ..PeerConfig::default() });
+            let mut now = 0;
+            let mut newest = std::collections::HashMap::new();
+            for (op, port, step) in ops {
+                now += step;
+                let peer = key(port);
+                let before = table.state(&peer);
+                let attempt = newest.get(&port).copied().unwrap_or(0);
+                match op {
+                    0 | 1 => match table.want(&peer, at(now)) {
+                        Ok(Want::Connect { attempt, deadline }) => {
+                            let idle = !matches!(before, Some(
+                                PeerState::Connecting { .. } | PeerState::Ready { .. }));
+                            proptest::prop_assert!(idle && deadline > at(now));
+                            newest.insert(port, attempt);
+                        }
+                        Ok(Want::Use { .. }) => {
+                            let ready = matches!(before, Some(PeerState::Ready { .. }));
+                            proptest::prop_assert!(ready);
+                        }
+                        Ok(Want::Connecting { deadline: until } | Want::BackedOff { until }) =>
+                            proptest::prop_assert!(until > at(now)),
+                        Err(_) => proptest::prop_assert_eq!(before, None),
+                    },
+                    2 => { table.on_card(&peer, attempt, &engine(), Some(A), at(now)); }
+                    3 => { table.on_failure(&peer, attempt, at(now)); }
+                    4 => { table.on_lost(&peer, Some(A), at(now)); }
+                    5 => { let _ = table.check_incarnation(&peer, B, at(now), at(now)); }
+                    _ => {
+                        table.expire(at(now));
+                        proptest::prop_assert!(table.next_timeout().is_none_or(|t| t > at(now)));
+                    }
+                }
+                proptest::prop_assert!(table.entries.len() <= 2);
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! One request on one connection, from any thread, over by its deadline.
 //!
 //! Plain blocking sockets with a timeout set anew before every call: no runtime is needed, and none
-//! is disturbed. Only looking up a name cannot be given a timeout, so that happens on a helper thread
+//! is disturbed. Only looking up a name cannot be given a timeout, so that happens on a thread of its own
 //! that is left behind when the deadline passes; the system's resolver ends it.
 
 use std::io::{self, Read, Write};

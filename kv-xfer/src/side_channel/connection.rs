@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,6 +23,9 @@ const MAX_REQUEST_PARTS: usize = 8;
 const READ_CHUNK: usize = 4096;
 /// Commands that a client may send between two requests, such as PING.
 const MAX_COMMANDS: u32 = 1000;
+
+/// A handshake takes a few round trips; one that has taken this long is the first to be shed.
+const USUAL_HANDSHAKE: Duration = Duration::from_millis(100);
 
 /// Open connections, with what is needed to choose one to close.
 pub(super) struct Connections {
@@ -83,14 +86,19 @@ impl Connections {
         }
     }
 
-    /// Closes the connection that has been silent for longest, preferably one that never completed
-    /// its handshake.
+    /// Closes one connection: of those that are overdue with their handshake the oldest, else the one
+    /// that has been silent for longest. A newcomer is last in line either way, so that a flood
+    /// cannot push it out before it has said what it wants.
     pub(super) fn shed_one(&self, counters: &Counters) {
         let mut book = self.book.lock();
+        let now = Instant::now();
+        let overdue = |entry: &Entry| {
+            !entry.ready && now.saturating_duration_since(entry.last) > USUAL_HANDSHAKE
+        };
         let oldest = book
             .open
             .iter()
-            .min_by_key(|(_, entry)| (entry.ready, entry.last))
+            .min_by_key(|(_, entry)| (!overdue(entry), entry.last))
             .map(|(id, _)| *id);
         if let Some(entry) = oldest.and_then(|id| book.open.remove(&id)) {
             count(&counters.shed);
@@ -304,10 +312,9 @@ impl Connection {
     }
 
     async fn fill(&mut self, by: Instant) -> Result<(), End> {
-        self.buf.reserve(READ_CHUNK);
-        // `read_buf` alone would take as much as the buffer has grown to; what is read ahead of the
-        // decoder stays small.
-        match timeout_at(by, self.stream.read_buf(&mut self.buf)).await {
+        // What is read ahead of the decoder stays small, whatever the buffer has grown to.
+        let mut chunk = (&mut self.buf).limit(READ_CHUNK);
+        match timeout_at(by, self.stream.read_buf(&mut chunk)).await {
             Err(_) => Err(End::TimedOut),
             Ok(Err(error)) => Err(End::Io(error)),
             Ok(Ok(0)) => Err(End::Closed),

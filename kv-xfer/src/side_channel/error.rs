@@ -142,3 +142,18 @@ pub enum SideChannelError {
         source: io::Error,
     },
 }
+
+impl SideChannelError {
+    /// Whether the same request may succeed later without anything being changed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. }
+                | Self::ConnectionRefused { .. }
+                | Self::Timeout { .. }
+                | Self::Closed { .. }
+                | Self::Io { .. }
+        )
+    }
+}

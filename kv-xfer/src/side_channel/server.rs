@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::Notify;
 
@@ -52,9 +53,9 @@ pub struct PingInfo {
 /// How much clients may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Most connections. When one more comes in, the one that has been silent for longest is closed,
-    /// those first that have not completed their handshake; so a crowd of silent clients cannot keep
-    /// others out. Default 512: a reader rank needs one, for milliseconds.
+    /// Most connections. When one more comes in, one is closed: the oldest that is overdue with its
+    /// handshake, else the one that has been silent for longest. So a crowd of silent clients cannot
+    /// keep others out. Default 512: a reader rank needs one, for milliseconds.
     pub max_connections: usize,
     /// Longest request, in bytes. Default 4,096; the longest that is served has under 100.
     pub max_request: u64,
@@ -201,7 +202,8 @@ pub struct Server {
     addrs: Vec<SocketAddr>,
     shared: Arc<Shared>,
     stop: Arc<Notify>,
-    done: mpsc::Receiver<()>,
+    /// Locked by nobody but `join`; makes the server `Sync`.
+    done: Mutex<mpsc::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -267,7 +269,7 @@ impl Server {
             addrs,
             shared,
             stop,
-            done,
+            done: Mutex::new(done),
             thread: Some(thread),
         })
     }
@@ -311,7 +313,7 @@ impl Server {
             return Ok(());
         };
         self.stop.notify_one();
-        match self.done.recv_timeout(bound) {
+        match self.done.get_mut().recv_timeout(bound) {
             Err(mpsc::RecvTimeoutError::Timeout) => Err(ServerError::StillRunning { after: bound }),
             Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
                 thread.join().map_err(|_| ServerError::Panicked)

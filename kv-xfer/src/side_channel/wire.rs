@@ -407,3 +407,166 @@ fn restarted(incarnation: Incarnation) -> Value {
         ("incarnation", incarnation.0.into()),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn requests() -> Vec<Request> {
+        vec![
+            Request::Card(Rank { pp: 1, tp: 300 }),
+            Request::Ping,
+            Request::Renew(RenewRequest {
+                incarnation: Incarnation(u64::MAX),
+                lease: LeaseId(7),
+                extension: Duration::from_millis(20_000),
+            }),
+            Request::Release(ReleaseRequest {
+                incarnation: Incarnation(1),
+                lease: LeaseId(u64::MAX),
+            }),
+        ]
+    }
+
+    #[test]
+    fn the_card_request_is_vllms() {
+        let bytes = Request::Card(Rank { pp: 0, tp: 3 }).encode(None);
+        assert_eq!(bytes, b"\x93\xc4\x0cget_meta_msg\x00\x03");
+    }
+
+    #[test]
+    fn requests_come_back_with_and_without_a_key() {
+        let key = ClusterKey::derive(b"k");
+        for request in requests() {
+            for key in [None, Some(&key)] {
+                let bytes = request.encode(key);
+                assert_eq!(Request::decode(&bytes, key), Ok(request));
+                for cut in 0..bytes.len() {
+                    assert!(Request::decode(&bytes[..cut], key).is_err());
+                }
+            }
+            // Signed for who does not ask for it.
+            assert_eq!(
+                Request::decode(&request.encode(Some(&key)), None),
+                Ok(request)
+            );
+        }
+    }
+
+    #[test]
+    fn a_mac_covers_every_bit() {
+        let key = ClusterKey::derive(b"k");
+        for request in &requests()[2..] {
+            let bytes = request.encode(Some(&key));
+            for at in 0..bytes.len() {
+                for bit in 0..8 {
+                    let mut bad = bytes.clone();
+                    bad[at] ^= 1 << bit;
+                    if let Ok(got) = Request::decode(&bad, Some(&key)) {
+                        // Bytes or text: the name says the same.
+                        assert_eq!(got, *request, "bit {bit} of byte {at}");
+                    }
+                }
+            }
+            assert!(matches!(
+                Request::decode(&request.encode(None), Some(&key)),
+                Err(WireError::Mac { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_apart() {
+        let decode = |bytes: &[u8]| Request::decode(bytes, None).unwrap_err();
+        assert!(matches!(decode(b""), WireError::Malformed(_)));
+        for bytes in [
+            &b"\x90"[..],
+            b"\x80",
+            b"\x91\x01",
+            b"\xa1x",
+            b"\x91\xc4\x01\xff",
+        ] {
+            assert_eq!(decode(bytes), WireError::NotARequest, "{bytes:x?}");
+        }
+        assert_eq!(decode(b"\x91\xc4\x03foo"), WireError::Unknown("foo".into()));
+        for bytes in [
+            &b"\x91\xc4\x0cget_meta_msg"[..],
+            b"\x92\xc4\x0cget_meta_msg\x00",
+            b"\x93\xc4\x0cget_meta_msg\x00\xff",
+            b"\x93\xc4\x0cget_meta_msg\x00\xa1x",
+            b"\x94\xc4\x0cget_meta_msg\x00\x00\x00",
+            b"\x91\xc4\x09kvx_renew",
+            b"\x94\xc4\x0bkvx_release\x01\x02\x03",
+        ] {
+            assert!(
+                matches!(decode(bytes), WireError::Fields { .. }),
+                "{bytes:x?}"
+            );
+        }
+    }
+
+    #[test]
+    fn replies_come_back() {
+        let remaining = Duration::from_millis(1234);
+        for outcome in [
+            RenewOutcome::Renewed { remaining },
+            RenewOutcome::Refused { remaining },
+            RenewOutcome::UnknownLease,
+            RenewOutcome::Restarted {
+                incarnation: Incarnation(5),
+            },
+        ] {
+            assert_eq!(decode_renewed(&encode_renewed(&outcome)), Ok(outcome));
+        }
+        for outcome in [
+            ReleaseOutcome::Released,
+            ReleaseOutcome::UnknownLease,
+            ReleaseOutcome::Restarted {
+                incarnation: Incarnation(5),
+            },
+        ] {
+            assert_eq!(decode_released(&encode_released(&outcome)), Ok(outcome));
+        }
+        let engine = EngineId::new("e").unwrap();
+        let pong = encode_pong(&engine, Incarnation(3), 1.5);
+        assert_eq!(
+            decode_pong(&pong),
+            Ok((engine.clone(), Incarnation(3), 1.5))
+        );
+        assert!(decode_pong(&encode_pong(&engine, Incarnation(3), f64::NAN)).is_err());
+        assert_eq!(encode_clock(1.5), b"\xcb\x3f\xf8\0\0\0\0\0\0");
+        assert_eq!(decode_clock(&encode_clock(1.5)), Ok(1.5));
+        assert_eq!(
+            decode_clock(&encode_clock(f64::INFINITY)),
+            Err(WireError::Clock)
+        );
+        let refusal = encode_refusal("mac", "a\nb");
+        assert_eq!(decode_refusal(&refusal), Some(("mac".into(), "ab".into())));
+        assert_eq!(decode_refusal(&pong), None);
+        assert!(matches!(
+            decode_renewed(b"\x81\xa7outcome\xa1x"),
+            Err(WireError::Outcome(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_error_or_a_value(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200)
+        ) {
+            let key = ClusterKey::derive(b"k");
+            let _ = Request::decode(&bytes, None);
+            prop_assert!(!matches!(
+                Request::decode(&bytes, Some(&key)),
+                Ok(Request::Renew(_) | Request::Release(_))
+            ));
+            let _ = decode_pong(&bytes);
+            let _ = decode_renewed(&bytes);
+            let _ = decode_released(&bytes);
+            let _ = decode_clock(&bytes);
+            let _ = decode_refusal(&bytes);
+        }
+    }
+}

@@ -377,3 +377,152 @@ fn lossy(bytes: &[u8]) -> String {
         .take(128)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        max_message: 1000,
+        max_parts: 4,
+    };
+
+    fn events(bytes: &[u8], chunk: usize) -> Result<Vec<Event>, ZmtpError> {
+        let mut decoder = Decoder::new(LIMITS);
+        let mut buf = BytesMut::new();
+        let mut events = Vec::new();
+        for piece in bytes.chunks(chunk) {
+            buf.extend_from_slice(piece);
+            while let Some(event) = decoder.decode(&mut buf)? {
+                events.push(event);
+            }
+        }
+        Ok(events)
+    }
+
+    fn after_greeting(rest: &[u8]) -> Result<Vec<Event>, ZmtpError> {
+        events(&[&greeting()[..], rest].concat(), usize::MAX)
+    }
+
+    #[test]
+    fn a_conversation_is_understood_however_it_is_cut() {
+        let long = [7; 300];
+        let bytes = [
+            &greeting()[..],
+            &ready("REQ"),
+            &message(&[b"", b"abc"]),
+            &message(&[b"", &long]),
+            b"\x04\x08\x04PING\x00\x00c",
+            &error("over"),
+        ]
+        .concat();
+        let want = vec![
+            Event::Greeting,
+            Event::Command(Command::Ready {
+                socket_type: "REQ".into(),
+            }),
+            Event::Message(vec![Bytes::new(), Bytes::from_static(b"abc")]),
+            Event::Message(vec![Bytes::new(), Bytes::copy_from_slice(&long)]),
+            Event::Command(Command::Ping {
+                context: Bytes::from_static(b"c"),
+            }),
+            Event::Command(Command::Error {
+                reason: "over".into(),
+            }),
+        ];
+        for chunk in [1, 2, 3, 7, 64, 65, 1000] {
+            assert_eq!(events(&bytes, chunk).as_ref(), Ok(&want), "{chunk}");
+        }
+    }
+
+    #[test]
+    fn our_bytes_are_those_of_the_specification() {
+        assert_eq!(greeting().len(), GREETING_BYTES);
+        assert_eq!(
+            &ready("ROUTER")[..],
+            b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
+        );
+        assert_eq!(&message(&[b"", b"x"])[..], b"\x01\x00\x00\x01x");
+        assert_eq!(&frame_header(255, false)[..], b"\x00\xff");
+        assert_eq!(&frame_header(256, true)[..], b"\x03\0\0\0\0\0\0\x01\0");
+    }
+
+    #[test]
+    fn limits_hold_before_the_bytes_arrive() {
+        let too_large = |len| ZmtpError::TooLarge { len, limit: 1000 };
+        let long = |len: u64| [&[2][..], &len.to_be_bytes()].concat();
+        assert_eq!(after_greeting(&long(1001)), Err(too_large(1001)));
+        assert_eq!(after_greeting(&long(u64::MAX)), Err(too_large(u64::MAX)));
+        // Parts count together.
+        let first = message(&[&[0; 600], &[0; 401]]);
+        assert_eq!(after_greeting(&first), Err(too_large(1001)));
+        assert_eq!(
+            after_greeting(&[1, 0].repeat(5)),
+            Err(ZmtpError::TooManyParts { limit: 4 })
+        );
+        assert_eq!(
+            after_greeting(&[6, 0, 0, 0, 0, 0, 1, 0, 0]),
+            Err(ZmtpError::TooLarge {
+                len: 1 << 16,
+                limit: MAX_COMMAND_BYTES
+            })
+        );
+        for flags in [8_u8, 0x80, 5, 7] {
+            assert_eq!(after_greeting(&[flags, 0]), Err(ZmtpError::Flags(flags)));
+        }
+        // A command inside a message.
+        assert_eq!(after_greeting(&[1, 0, 4, 0]), Err(ZmtpError::Flags(4)));
+    }
+
+    #[test]
+    fn broken_commands_are_refused() {
+        for body in [
+            &b""[..],
+            b"\x05REA",
+            b"\x05READY",
+            b"\x05READY\x0bSocket-Type",
+            b"\x05READY\x0bSocket-Type\xff\xff\xff\xffREQ",
+            b"\x05READY\x09Some-Type\x00\x00\x00\x03REQ",
+            b"\x04PING\x00",
+            b"\x05ERROR\x09abc",
+        ] {
+            let frame = command(body);
+            assert_eq!(
+                after_greeting(&frame),
+                Err(ZmtpError::BadCommand),
+                "{body:?}"
+            );
+        }
+        let other = after_greeting(&command(b"\x09SUBSCRIBE"));
+        assert_eq!(other.unwrap().last(), Some(&Event::Command(Command::Other)));
+    }
+
+    #[test]
+    fn other_greetings_are_refused_at_their_first_wrong_byte() {
+        assert!(matches!(events(b"H", 1), Err(ZmtpError::NotZmtp { .. })));
+        assert_eq!(events(&[0xff; 9], 1), Ok(vec![]));
+        assert!(matches!(
+            events(&[0xff; 10], 1),
+            Err(ZmtpError::NotZmtp { .. })
+        ));
+        let mut later = greeting().to_vec();
+        later[10..12].copy_from_slice(&[3, 1]);
+        assert_eq!(events(&later, 64), Ok(vec![Event::Greeting]));
+        later[10] = 2;
+        assert_eq!(events(&later, 64), Err(ZmtpError::Version { major: 2 }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_error_or_events(
+            rest in proptest::collection::vec(any::<u8>(), 0..400), chunk in 1_usize..80
+        ) {
+            let bytes = [&greeting()[..], &rest].concat();
+            let cut = events(&bytes, chunk);
+            prop_assert_eq!(cut, events(&bytes, 1));
+            let _ = events(&rest, chunk);
+        }
+    }
+}
