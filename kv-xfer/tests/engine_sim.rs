@@ -1,5 +1,5 @@
 //! The engine over the scripted fabric: orders of events that real hardware rarely shows.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! What the engine tests share: a small model, pools of known content, and pairs of engines.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
