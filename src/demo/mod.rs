@@ -7,6 +7,7 @@ pub mod history;
 pub mod messages;
 pub mod proc;
 pub mod report;
+pub mod scenario;
 pub mod trace;
 
 use crate::cli::{DemoArgs, Exit};
