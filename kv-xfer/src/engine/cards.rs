@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::config::EngineConfig;
-use super::connect::{CardSource, ConnectError};
+use super::connect::{CardSource, ConnectError, FetchedPeer};
 use super::error::StartError;
 use super::holder::Holder;
 use crate::clock::Clock;
@@ -108,14 +108,22 @@ fn side_channel(address: &PeerAddr, cause: SideChannelError) -> ConnectError {
 }
 
 impl CardSource for SideChannelCards {
-    fn fetch(&self, address: &PeerAddr, rank: Rank, limit: Duration) -> Result<Card, ConnectError> {
+    fn fetch(
+        &self,
+        address: &PeerAddr,
+        rank: Rank,
+        limit: Duration,
+    ) -> Result<FetchedPeer, ConnectError> {
         let dialable = self.dialable(address)?;
         let fetched = self
             .client
             .fetch_card(&dialable, rank, limit)
             .map_err(|cause| side_channel(address, cause))?;
         match decode_reply(address, &fetched.bytes, &self.policy) {
-            Ok(PeerCard::KvXfer(card)) => Ok(*card),
+            Ok(PeerCard::KvXfer(card)) => Ok(FetchedPeer {
+                card: *card,
+                offset: fetched.clock_offset(),
+            }),
             Ok(_) => Err(ConnectError::Refused(format!(
                 "{address} answers as a vLLM engine; its blocks cannot be verified, so they are not read"
             ))),

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, Sender};
 use thiserror::Error;
 
+use super::clocks::Clocks;
 use super::driver::{Event, ReleaseJob};
 use super::error::Advice;
 use super::link::Link;
@@ -22,7 +23,7 @@ use crate::descriptor::LeaseRef;
 use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
 use crate::layout::{KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, pair_regions};
 use crate::memory::{ControlWords, KvPool};
-use crate::peer::{Card, CardError, PeerAddr, PeerKey};
+use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
 use crate::transport::{Agent, AgentRole, Transport, TransportError};
 
@@ -102,13 +103,27 @@ impl ConnectError {
     }
 }
 
+/// A verified card, and how far its sender's clock is from ours.
+#[derive(Debug, Clone)]
+pub struct FetchedPeer {
+    /// The card.
+    pub card: Card,
+    /// The clock offset, where it could be measured.
+    pub offset: Option<ClockOffset>,
+}
+
 /// Where cards come from: the side channel, or a test's table.
 pub trait CardSource: Send + Sync + fmt::Debug + 'static {
     /// Fetches and verifies a peer's card within `limit`.
     ///
     /// # Errors
     /// [`ConnectError`].
-    fn fetch(&self, address: &PeerAddr, rank: Rank, limit: Duration) -> Result<Card, ConnectError>;
+    fn fetch(
+        &self,
+        address: &PeerAddr,
+        rank: Rank,
+        limit: Duration,
+    ) -> Result<FetchedPeer, ConnectError>;
 
     /// Tells the holder that a lease is needed no longer, for when no agent to it exists.
     ///
@@ -131,6 +146,7 @@ pub(crate) struct LocalSide {
     pub rank: Rank,
     pub pool: Arc<KvPool>,
     pub landing: Arc<dyn ControlWords>,
+    pub clocks: Arc<Clocks>,
 }
 
 /// How a meeting ended.
@@ -289,7 +305,10 @@ impl<T: Transport> Meeting<T> {
         known: Option<Incarnation>,
         limit: Duration,
     ) -> Result<Met<T::Agent>, ConnectError> {
-        let card = self.cards.fetch(&peer.addr, peer.rank, limit)?;
+        let FetchedPeer { card, offset } = self.cards.fetch(&peer.addr, peer.rank, limit)?;
+        if let Some(offset) = offset {
+            self.local.clocks.learn(peer, card.incarnation, offset);
+        }
         if known == Some(card.incarnation) {
             let (engine, incarnation) = (card.engine_id, card.incarnation);
             return Ok(Met::Unchanged {

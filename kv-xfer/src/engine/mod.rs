@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod cards;
+mod clocks;
 mod config;
 mod connect;
 mod driver;
@@ -30,7 +31,7 @@ use crossbeam::channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 
 pub use cards::SideChannelCards;
 pub use config::{EngineConfig, HolderConfig, ReaderConfig};
-pub use connect::{CardSource, ConnectError};
+pub use connect::{CardSource, ConnectError, FetchedPeer};
 pub use driver::ReturnedBlocks;
 pub use error::{
     Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
@@ -41,6 +42,7 @@ pub use offer::Offer;
 pub use read::ReleasePolicy;
 
 use self::cards::Serving;
+use self::clocks::Clocks;
 use self::connect::{LocalSide, WorkerEnds, Workers};
 use self::driver::{Channels, Command, Driver, ReleaseJob};
 use self::handle::{HandleOwner, ReadShared};
@@ -157,6 +159,7 @@ pub struct Engine {
     pool: Arc<KvPool>,
     clock: Arc<dyn Clock>,
     stats: Arc<EngineStats>,
+    clocks: Arc<Clocks>,
     info: TransportInfo,
     holder: Arc<Holder>,
     holder_thread: HolderThread,
@@ -260,12 +263,14 @@ impl Engine {
 
         // The reader's side.
         let landing = transport.control_words(config.reader.active)?;
+        let clocks = Arc::new(Clocks::default());
         let local = Arc::new(LocalSide {
             engine: config.engine_id.clone(),
             incarnation,
             rank: config.rank,
             pool: Arc::clone(&pool),
             landing: Arc::clone(&landing),
+            clocks: Arc::clone(&clocks),
         });
         // The count of queued reads bounds this channel; the driver empties it at every step.
         let (reads, reads_rx) = bounded(config.reader.queue);
@@ -320,6 +325,7 @@ impl Engine {
             pool,
             clock,
             stats,
+            clocks,
             info: transport.info(),
             holder,
             holder_thread,
@@ -527,6 +533,15 @@ impl Engine {
         )
     }
 
+    /// Time left on the lease behind an offer, at most. Time that the descriptor spent on its way
+    /// counts once the holder has been met and its clock is known.
+    #[must_use]
+    pub fn lease_remaining(&self, offer: &Offer) -> Duration {
+        self.clocks
+            .lease_end(offer)
+            .saturating_since(self.clock.now())
+    }
+
     /// Read or recompute? Pure: nothing is started or released. The decision says whether the
     /// lease is to be [released](Self::release).
     #[must_use]
@@ -540,7 +555,7 @@ impl Engine {
             prompt_tokens: prompt.tokens,
             local_hit_tokens: prompt.local_hit_tokens,
             threshold: prompt.threshold,
-            lease_remaining: Some(offer.remaining(self.clock.now())),
+            lease_remaining: Some(self.lease_remaining(offer)),
             ..DecisionInput::new(block_tokens)
         })
     }

@@ -1,8 +1,6 @@
 //! A descriptor that has been believed: its ticket is authentic, verifiable and of our layout.
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
-
 use super::error::OfferError;
 use crate::clock::MonoTime;
 use crate::descriptor::{ClusterKey, RemoteBlocks, Ticket};
@@ -74,11 +72,5 @@ impl Offer {
     #[must_use]
     pub fn matching_blocks(&self, hashes: &[BlockHash]) -> usize {
         matching_prefix(hashes, &self.ticket.hashes)
-    }
-
-    /// Time left on the lease at `now`, at most: time on the way is not known.
-    #[must_use]
-    pub fn remaining(&self, now: MonoTime) -> Duration {
-        self.ticket.ends_at(self.arrived).saturating_since(now)
     }
 }
