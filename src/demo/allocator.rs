@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use kv_xfer::ids::BlockId;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// In which order free blocks are handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FreeOrder {
     /// Lowest first: a fresh pool.
     Contiguous,

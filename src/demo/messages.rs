@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::allocator::FreeOrder;
 use super::history::History;
 use super::report::{NixlReport, TurnReport};
 
@@ -35,6 +36,10 @@ pub enum ToDecode {
         history: History,
         /// How long the lease lasts, ms.
         ttl_ms: u64,
+        /// In which order the allocator hands out blocks.
+        order: FreeOrder,
+        /// Say where the blocks lie, for the baseline.
+        want_pieces: bool,
     },
     /// Revoke the newest lease and overwrite its blocks.
     Revoke,
@@ -59,7 +64,7 @@ pub enum FromDecode {
     Finished {
         /// The description of its blocks, as `kv_transfer_params`.
         kv_transfer_params: Value,
-        /// Where the blocks lie, for the baseline: address and length of each piece in bytes.
+        /// Where the blocks lie, if that was asked: address and length of each piece in bytes.
         pieces: Vec<(u64, u64)>,
     },
     /// The lease is revoked, the blocks are overwritten.
@@ -95,13 +100,14 @@ pub enum ToPrefill {
         prompt: History,
         /// Tokens at its head whose blocks are in the local pool.
         local_hit_tokens: u32,
+        /// In which order the allocator hands out blocks.
+        order: FreeOrder,
         /// The description of the remote blocks, if there is one.
         kv_transfer_params: Option<Value>,
-        /// Say [`FromPrefill::Submitted`] and hold the read open, so that it can be disturbed.
-        pause_after_submit: bool,
+        /// Say [`FromPrefill::Submitted`] as soon as the read is under way, so that it can be
+        /// disturbed.
+        tell_when_submitted: bool,
     },
-    /// Go on after [`FromPrefill::Submitted`].
-    Resume,
     /// Measure the baselines over these pieces of the decode process's memory.
     Baseline {
         /// Address and length of each piece in bytes.
@@ -161,7 +167,8 @@ mod tests {
             prompt: History::new(1),
             local_hit_tokens: 16,
             kv_transfer_params: Some(serde_json::json!({"remote_request_id": "a\nb"})),
-            pause_after_submit: true,
+            tell_when_submitted: true,
+            order: FreeOrder::Shuffled,
         };
         let line = serde_json::to_string(&message).unwrap();
         assert!(!line.contains('\n'));

@@ -3,39 +3,107 @@
 pub mod allocator;
 pub mod baseline;
 pub mod content;
+mod decode;
 pub mod history;
 pub mod messages;
+pub mod play;
+mod prefill;
 pub mod proc;
 pub mod report;
 pub mod scenario;
+pub mod side;
 pub mod trace;
 
+use nixl_sys::{Environment, EnvironmentOutcome};
+
+use self::play::PlayError;
+use self::proc::{Interrupt, Parent, ProcError};
+use self::side::SideError;
 use crate::cli::{DemoArgs, Exit};
 use crate::runtime;
 
 /// `kvx demo`.
 #[must_use]
-pub fn run(_args: &DemoArgs) -> Exit {
+pub fn run(args: &DemoArgs) -> Exit {
     if let Err(error) = runtime::resolve() {
         eprintln!("{error}");
         return Exit::Environment;
     }
-    not_here_yet()
+    let played = match Interrupt::install() {
+        Ok(interrupt) => play::play(args, &interrupt),
+        Err(error) => {
+            eprintln!("Ctrl-C cannot be handled: {error}");
+            return Exit::Environment;
+        }
+    };
+    let report = match played {
+        Ok(report) => report,
+        Err(PlayError::Proc(ProcError::Interrupted)) => {
+            eprintln!("interrupted");
+            return Exit::Interrupted;
+        }
+        Err(error @ PlayError::Start { .. }) => {
+            eprintln!("{error}");
+            return Exit::Environment;
+        }
+        Err(error @ (PlayError::Open { .. } | PlayError::Trace { .. })) => {
+            eprintln!("{error}");
+            return Exit::Usage;
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            return Exit::CheckFailed;
+        }
+    };
+    if args.json {
+        match serde_json::to_string_pretty(&report) {
+            Ok(json) => println!("{json}"),
+            Err(error) => {
+                eprintln!("the report cannot be written: {error}");
+                return Exit::CheckFailed;
+            }
+        }
+    } else {
+        print!("{}", report.to_text());
+    }
+    if report.ok {
+        Exit::Ok
+    } else {
+        Exit::CheckFailed
+    }
 }
 
 /// The decode process.
 #[must_use]
 pub fn run_decode() -> Exit {
-    not_here_yet()
+    child(decode::serve)
 }
 
 /// The prefill process.
 #[must_use]
 pub fn run_prefill() -> Exit {
-    not_here_yet()
+    child(prefill::serve)
 }
 
-fn not_here_yet() -> Exit {
-    eprintln!("the demo cannot run yet: this build has no engine");
-    Exit::CheckFailed
+/// Prepares the environment that NIXL and UCX read, before there are threads, then serves.
+fn child(serve: fn(&mut Parent) -> Result<(), SideError>) -> Exit {
+    let report = Environment::recommended().apply_single_threaded();
+    if report.outcome != EnvironmentOutcome::Applied {
+        tracing::warn!("{report}");
+    }
+    tracing::debug!("{report}");
+    let served = Parent::attach()
+        .map_err(SideError::from)
+        .and_then(|mut parent| serve(&mut parent));
+    match served {
+        Ok(()) => Exit::Ok,
+        Err(SideError::Nixl(error)) => {
+            tracing::error!("{error}");
+            Exit::Environment
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            Exit::CheckFailed
+        }
+    }
 }

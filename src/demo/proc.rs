@@ -121,7 +121,7 @@ enum Line {
 }
 
 impl Worker {
-    /// Starts this program again with `arguments`. Must be called on a thread that lives as long as
+    /// Starts this program again with `arguments` and additional environment variables. Must be called on a thread that lives as long as
     /// the child: the child dies with it.
     ///
     /// # Errors
@@ -129,6 +129,7 @@ impl Worker {
     pub fn spawn_self(
         role: &str,
         arguments: &[&str],
+        variables: &[(String, String)],
         interrupt: &Interrupt,
     ) -> Result<Self, ProcError> {
         let spawn = |source| ProcError::Spawn {
@@ -136,7 +137,9 @@ impl Worker {
             source,
         };
         let mut command = Command::new(env::current_exe().map_err(spawn)?);
-        command.args(arguments);
+        command
+            .args(arguments)
+            .envs(variables.iter().map(|(name, value)| (name, value)));
         Self::spawn(role, command, interrupt)
     }
 
@@ -481,7 +484,7 @@ mod tests {
             "--nocapture",
             "--test-threads=2",
         ];
-        Worker::spawn_self(name, &arguments, &Interrupt::default()).unwrap()
+        Worker::spawn_self(name, &arguments, &[], &Interrupt::default()).unwrap()
     }
 
     fn is_alive(pid: u32) -> bool {

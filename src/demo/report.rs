@@ -2,13 +2,17 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::{Deserialize, Serialize};
 
 /// Columns of a terminal that the table fits into.
 const WIDTH: u16 = 120;
 const MIB: f64 = (1 << 20) as f64;
+
+/// A line under the header and one under the last row.
+const STYLE: TableStyle = TableStyle::new()
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
 
 /// The outcome of a demo.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,7 +54,7 @@ pub struct NixlReport {
 }
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnReport {
     /// Number of the turn, from 1.
     pub turn: u32,
@@ -75,6 +79,8 @@ pub struct TurnReport {
     pub descriptors_unmerged: u64,
     /// Descriptors that it took.
     pub descriptors: u64,
+    /// Runs of blocks that were consecutive on both sides.
+    pub runs: u64,
     /// How long `submit` kept its caller, µs.
     pub submit_us: f64,
     /// From the decision to the end of the read, ms.
@@ -175,7 +181,7 @@ impl DemoReport {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table
-            .load_style(UTF8_HORIZONTAL_ONLY)
+            .load_style(STYLE)
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(WIDTH)
             .set_header([
@@ -270,6 +276,7 @@ mod tests {
             bytes,
             descriptors_unmerged: 88_000,
             descriptors: 12_345,
+            runs: 193,
             submit_us: 31.4,
             total_ms: 187.23,
             gbps: 3.91,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::descriptor::ClusterKey;
 use crate::ids::{EngineId, Rank};
+use crate::plan::DEFAULT_MAX_DESCRIPTOR_BYTES;
 use crate::side_channel::DialPolicy;
 
 /// How an engine reads.
@@ -22,7 +23,8 @@ pub struct ReaderConfig {
     pub window_bytes: u64,
     /// Windows of one read in flight at once, so that asynchronous transports stay busy.
     pub windows_in_flight: usize,
-    /// Longest single descriptor. Longer runs are split, so that a window can be bounded.
+    /// Longest single descriptor. Longer runs are split, so that no window takes longer than moving
+    /// this much (some 3 ms over shared memory).
     pub max_descriptor_bytes: u64,
     /// How long a destination may stay in doubt before the agent that reads from its peer is
     /// destroyed to end the doubt. Other reads from that peer fail then.
@@ -48,7 +50,7 @@ impl Default for ReaderConfig {
             window_descriptors: 64,
             window_bytes: 4 << 20,
             windows_in_flight: 4,
-            max_descriptor_bytes: 4 << 20,
+            max_descriptor_bytes: DEFAULT_MAX_DESCRIPTOR_BYTES,
             abandon_after: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             max_peers: 64,

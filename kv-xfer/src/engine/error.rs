@@ -126,6 +126,24 @@ pub enum ReadError {
 }
 
 impl ReadError {
+    /// A short name, the same in logs, metrics and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Connect { .. } => "peer_unreachable",
+            Self::PeerRestarted { .. } => "peer_restarted",
+            Self::BadDescriptor { .. } => "bad_descriptor",
+            Self::NoSuchWord { .. } => "no_such_word",
+            Self::LeaseLost { .. } => "lease_lost",
+            Self::Transport { .. } => "transport_failed",
+            Self::Deadline { .. } => "deadline_passed",
+            Self::Cancelled => "cancelled",
+            Self::Fenced { .. } => "fenced",
+            Self::ShuttingDown => "shutting_down",
+            Self::DriverGone => "driver_gone",
+        }
+    }
+
     /// What the caller should do.
     #[must_use]
     pub fn advice(&self) -> Advice {
