@@ -5,9 +5,10 @@
 #![forbid(unsafe_code)]
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ use crate::transport::{Agent, AgentRole, Transport, TransportError};
 /// Time for one release over the side channel. A holder that does not answer by then is left to end
 /// the lease by its time.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+/// For how long a holder that did not answer is not asked again, so that it does not hold up others.
+const SILENT_FOR: Duration = Duration::from_secs(5);
 
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
@@ -184,6 +187,7 @@ pub(crate) struct Teardown<A: Agent> {
 #[derive(Debug)]
 pub(crate) struct Workers {
     threads: Vec<JoinHandle<()>>,
+    stopping: Arc<AtomicBool>,
 }
 
 /// The ends of the channels that the threads serve.
@@ -225,19 +229,14 @@ impl Workers {
                 thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?,
             );
         }
-        let cards = Arc::clone(cards);
-        threads.push(thread("kvx-release".into()).spawn(move || {
-            for job in releases {
-                let ReleaseJob {
-                    peer,
-                    incarnation,
-                    lease,
-                } = job;
-                if let Err(error) = cards.release(&peer.addr, incarnation, lease, RELEASE_LIMIT) {
-                    tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
-                }
-            }
-        })?);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let releasing = Releasing {
+            cards: Arc::clone(cards),
+            clock: Arc::clone(clock),
+            stopping: Arc::clone(&stopping),
+            silent: HashMap::new(),
+        };
+        threads.push(thread("kvx-release".into()).spawn(move || releasing.run(&releases))?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
             for Teardown {
                 link,
@@ -255,14 +254,55 @@ impl Workers {
                 }
             }
         })?);
-        Ok(Self { threads })
+        Ok(Self { threads, stopping })
     }
 
-    /// Waits for the threads, which end once the channels that feed them are closed.
-    pub(crate) fn join(self) {
+    /// Waits until `end` for the threads, which end once the channels that feed them are closed. One
+    /// that is still waiting for a peer is left to end by its own deadline.
+    pub(crate) fn join(self, clock: &dyn Clock, end: MonoTime) {
+        self.stopping.store(true, Ordering::Release);
         for thread in self.threads {
-            if thread.join().is_err() {
+            while !thread.is_finished() && clock.now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() && thread.join().is_err() {
                 tracing::error!("a worker thread of the engine panicked");
+            }
+        }
+    }
+}
+
+/// Releases over the side channel, one after the other.
+struct Releasing {
+    cards: Arc<dyn CardSource>,
+    clock: Arc<dyn Clock>,
+    stopping: Arc<AtomicBool>,
+    /// Peers that did not answer lately, and until when they are not asked.
+    silent: HashMap<PeerKey, MonoTime>,
+}
+
+impl Releasing {
+    fn run(mut self, releases: &Receiver<ReleaseJob>) {
+        for ReleaseJob {
+            peer,
+            incarnation,
+            lease,
+        } in releases
+        {
+            if self.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            let now = self.clock.now();
+            self.silent.retain(|_, until| *until > now);
+            if self.silent.contains_key(&peer) {
+                continue;
+            }
+            if let Err(error) = self
+                .cards
+                .release(&peer.addr, incarnation, lease, RELEASE_LIMIT)
+            {
+                tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
+                self.silent.insert(peer, self.clock.now() + SILENT_FOR);
             }
         }
     }

@@ -479,9 +479,13 @@ impl<T: Transport> Driver<T> {
         let job = &read.job;
         let (peer, engine, id) = (job.peer.clone(), job.engine.clone(), job.id);
         if let Some(link) = self.links.get_mut(&peer) {
-            let life = self
-                .peers
-                .check_incarnation(&peer, job.incarnation, job.submitted, now);
+            // A link of the wanted life is right whatever else is being found out about the peer.
+            let life = if link.incarnation == job.incarnation {
+                Ok(())
+            } else {
+                self.peers
+                    .check_incarnation(&peer, job.incarnation, job.submitted, now)
+            };
             match life {
                 Ok(()) => {
                     link.used = now;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::config::HolderConfig;
 use super::notice::Notice;
 use crate::clock::{Clock, MonoTime};
-use crate::ids::{Incarnation, LeaseId, LeaseWord};
+use crate::ids::{AgentName, Incarnation, LeaseId, LeaseWord};
 use crate::lease::{
     EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
 };
@@ -28,6 +28,9 @@ use crate::transport::Agent;
 const HEARTBEAT_EXTENSION: Duration = Duration::from_secs(20);
 /// How often a holder without leases looks for notices.
 const IDLE_POLL: Duration = Duration::from_millis(50);
+/// For how long after a notice or a first grant notices are expected soon. After that a holder whose
+/// leases just wait for the next turn looks ten times less often.
+const BUSY_FOR: Duration = Duration::from_millis(100);
 
 /// Leases and their words, shared by the engine's callers, its side channel and its thread.
 pub(crate) struct Holder {
@@ -208,15 +211,13 @@ impl Holder {
         }
     }
 
-    fn take_notices(
-        &self,
-        agent: &mut impl Agent,
-        inbox: &mut Vec<(crate::ids::AgentName, Vec<u8>)>,
-    ) {
+    /// Takes what readers have said; returns how much it was.
+    fn take_notices(&self, agent: &mut impl Agent, inbox: &mut Vec<(AgentName, Vec<u8>)>) -> usize {
         inbox.clear();
         if let Err(error) = agent.notifications(inbox) {
             tracing::warn!(%error, "notices could not be taken");
         }
+        let count = inbox.len();
         for (sender, message) in inbox.drain(..) {
             self.stats.notices.fetch_add(1, Ordering::Relaxed);
             match Notice::decode(&message) {
@@ -227,6 +228,7 @@ impl Holder {
                 }
             }
         }
+        count
     }
 }
 
@@ -276,15 +278,28 @@ impl Drop for HolderThread {
 
 fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Receiver<()>) {
     let mut inbox = Vec::new();
+    let mut busy = holder.clock.now();
     while !holder.stopping.load(Ordering::Acquire) {
-        holder.take_notices(&mut agent, &mut inbox);
         let now = holder.clock.now();
+        if holder.take_notices(&mut agent, &mut inbox) > 0 {
+            busy = now;
+        }
+        let poll = if now.saturating_since(busy) < BUSY_FOR {
+            poll
+        } else {
+            poll.saturating_mul(10)
+        };
         let next = holder.expire(now);
         let nap = match next {
             Some(deadline) => poll.min(deadline.saturating_since(now)),
             None => IDLE_POLL,
         };
-        let _ = nudged.recv_timeout(nap.max(Duration::from_micros(50)));
+        if nudged
+            .recv_timeout(nap.max(Duration::from_micros(50)))
+            .is_ok()
+        {
+            busy = holder.clock.now();
+        }
     }
     holder.revoke_all();
     drop(agent);

@@ -666,8 +666,8 @@ impl Engine {
         if let Some(serving) = self.serving.take() {
             serving.stop();
         }
+        let deadline = self.clock.now().saturating_add(limit);
         if let Some(driver) = self.driver.take() {
-            let deadline = self.clock.now().saturating_add(limit);
             let _ = self
                 .commands
                 .send_timeout(Command::Shutdown { deadline }, limit);
@@ -676,7 +676,7 @@ impl Engine {
             }
         }
         if let Some(workers) = self.workers.take() {
-            workers.join();
+            workers.join(self.clock.as_ref(), deadline);
         }
         self.holder_thread.stop();
     }
