@@ -18,16 +18,17 @@ mod link;
 mod notice;
 mod offer;
 mod read;
+mod start;
+mod types;
 
 use std::any::Any;
 use std::num::NonZeroU32;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded, unbounded};
+use crossbeam::channel::{Receiver, Sender, TrySendError};
 
 pub use cards::SideChannelCards;
 pub use config::{EngineConfig, HolderConfig, ReaderConfig};
@@ -40,99 +41,25 @@ pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutc
 pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
 pub use offer::Offer;
 pub use read::ReleasePolicy;
+pub use types::{Direction, LeaseSpec, Leased, Prompt, ReadRequest, ShutdownReport};
 
 use self::cards::Serving;
 use self::clocks::Clocks;
-use self::connect::{LocalSide, WorkerEnds, Workers};
-use self::driver::{Channels, Command, Driver, ReleaseJob};
+use self::connect::Workers;
+use self::driver::{Command, ReleaseJob};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread};
 use self::read::ReadJob;
-use crate::clock::{Clock, MonoTime, SystemClock};
+use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
-use crate::identity::BlockHash;
-use crate::ids::{AgentName, BlockId, EngineId, Incarnation, LeaseId, RequestId};
+use crate::ids::{EngineId, Incarnation, LeaseId};
 use crate::layout::LayoutFingerprint;
-use crate::lease::{FreedBlocks, LeaseConfig, LeaseTable, NewLease};
+use crate::lease::{FreedBlocks, NewLease};
 use crate::memory::{KvPool, OwnedBlocks};
 use crate::peer::{PeerAddr, PeerKey};
 use crate::policy::{Decision, DecisionInput, decide};
 use crate::telemetry::{EngineSnapshot, EngineStats};
-use crate::transport::{Agent, AgentRole, Transport, TransportInfo};
-
-/// Which way blocks are offered, which decides about vLLM's two flags.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// A prefill engine offers a prompt to a decode engine.
-    PrefillToDecode,
-    /// A decode engine offers prompt and answer to the next turn's prefill.
-    DecodeToPrefill,
-}
-
-/// Blocks to be leased and described.
-#[derive(Debug, Clone)]
-pub struct LeaseSpec<'a> {
-    /// The request whose blocks they are; unique among live leases.
-    pub request: RequestId,
-    /// The blocks in token order.
-    pub blocks: Vec<BlockId>,
-    /// Tokens whose KV is in the blocks; the last block may be partly filled.
-    pub tokens: u64,
-    /// One chained hash per full block.
-    pub hashes: Vec<BlockHash>,
-    /// How long, if not the configured default.
-    pub ttl: Option<Duration>,
-    /// Which way they are offered.
-    pub direction: Direction,
-    /// Tenant that the descriptor is bound to.
-    pub tenant: Option<&'a str>,
-    /// Conversation that the descriptor is bound to.
-    pub conversation: Option<&'a str>,
-}
-
-/// A leased descriptor, with the lease's name for renewing and revoking.
-#[derive(Debug, Clone)]
-pub struct Leased {
-    /// The lease.
-    pub lease: LeaseId,
-    /// What travels to the reader.
-    pub remote: RemoteBlocks,
-}
-
-/// What an engine knows of a prompt when it decides.
-#[derive(Debug, Clone, Copy)]
-pub struct Prompt<'a> {
-    /// Its length in tokens.
-    pub tokens: u64,
-    /// One chained hash per full block of it.
-    pub hashes: &'a [BlockHash],
-    /// Tokens found in the local prefix cache.
-    pub local_hit_tokens: u64,
-    /// Tokens under which recomputing is preferred; 0 always reads.
-    pub threshold: u64,
-}
-
-/// A read to be made.
-#[derive(Debug)]
-pub struct ReadRequest<'a> {
-    /// What is offered.
-    pub offer: &'a Offer,
-    /// Which of the offered blocks, by index.
-    pub span: Range<usize>,
-    /// Where to: exactly as many blocks of this engine's pool.
-    pub blocks: OwnedBlocks,
-    /// The read ends by then, however it ends.
-    pub timeout: Duration,
-    /// When the holder is told that the lease is needed no longer.
-    pub release: ReleasePolicy,
-}
-
-/// How a shutdown went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShutdownReport {
-    /// Blocks that may still be written: they stay claimed, and their pool mapped, for ever.
-    pub quarantined: u64,
-}
+use crate::transport::{Agent, Transport, TransportInfo};
 
 /// What is shared with read handles.
 struct Owner {
@@ -187,163 +114,6 @@ impl std::fmt::Debug for Engine {
 const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Starts an engine over a pool and a transport: registers the pool, serves its card if
-    /// [`HolderConfig::bind`] is set, and starts the driver.
-    ///
-    /// # Errors
-    /// [`StartError`]; then nothing is left running.
-    pub fn start<T: Transport>(
-        config: EngineConfig,
-        pool: Arc<KvPool>,
-        transport: Arc<T>,
-    ) -> Result<Self, StartError> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let cards = Arc::new(SideChannelCards::new(
-            &config,
-            pool.layout(),
-            Arc::clone(&clock),
-        ));
-        Self::start_with(config, pool, transport, clock, cards)
-    }
-
-    /// Like [`start`](Self::start), with a clock and a source of cards of the caller's choice.
-    ///
-    /// # Errors
-    /// [`StartError`].
-    pub fn start_with<T: Transport>(
-        config: EngineConfig,
-        pool: Arc<KvPool>,
-        transport: Arc<T>,
-        clock: Arc<dyn Clock>,
-        cards: Arc<dyn CardSource>,
-    ) -> Result<Self, StartError> {
-        if config.reader.active == 0 || config.reader.queue == 0 {
-            return Err(StartError::Config(
-                "reader.active and reader.queue must be at least 1",
-            ));
-        }
-        let incarnation = Incarnation(random()?.max(1));
-        let stats = Arc::new(EngineStats::default());
-        let (freed_tx, freed) = unbounded();
-        let (nudge, nudged) = bounded(1);
-
-        // The holder's side.
-        let words = transport.control_words(config.holder.max_leases)?;
-        let mut lease_config = LeaseConfig::new(config.holder.max_leases, random()?);
-        lease_config.default_ttl = config.holder.default_ttl;
-        lease_config.max_ttl = config.holder.max_ttl;
-        let table = LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
-        table
-            .publish_words(words.as_ref())
-            .map_err(|e| StartError::Card(e.to_string()))?;
-        let name = AgentName::new(format!(
-            "{}/{}/{incarnation}/serve",
-            config.engine_id, config.rank
-        ))?;
-        let mut agent = transport.open_agent(&name, AgentRole::Serve)?;
-        agent.register(
-            pool.regions(),
-            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
-        )?;
-        agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
-        let metadata = agent.metadata()?;
-        let holder = Arc::new(Holder::new(
-            table,
-            Arc::clone(&words),
-            Arc::clone(&clock),
-            incarnation,
-            freed_tx,
-            nudge,
-            Arc::clone(&stats),
-        ));
-        let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
-        let serving = Serving::start(&config, &card, &holder, &clock)?;
-        let holder_thread =
-            HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
-
-        // The reader's side.
-        let landing = transport.control_words(config.reader.active)?;
-        let clocks = Arc::new(Clocks::default());
-        let local = Arc::new(LocalSide {
-            engine: config.engine_id.clone(),
-            incarnation,
-            rank: config.rank,
-            pool: Arc::clone(&pool),
-            landing: Arc::clone(&landing),
-            clocks: Arc::clone(&clocks),
-        });
-        // The count of queued reads bounds this channel; the driver empties it at every step.
-        let (reads, reads_rx) = bounded(config.reader.queue);
-        let (commands, commands_rx) = bounded(1024);
-        let (wake, wake_rx) = bounded(1);
-        let (events_tx, events_rx) = unbounded();
-        let (errands_tx, errands_rx) = unbounded();
-        let (releases_tx, releases_rx) = bounded(1024);
-        let (teardowns_tx, teardowns_rx) = unbounded();
-        let (returned_tx, returned) = unbounded();
-        let workers = Workers::start(
-            &transport,
-            &cards,
-            &local,
-            &clock,
-            config.reader.connect_threads,
-            WorkerEnds {
-                errands: errands_rx,
-                releases: releases_rx,
-                teardowns: teardowns_rx,
-                events: events_tx,
-            },
-        )?;
-        let driver = Driver::<T>::new(
-            config.reader.clone(),
-            Arc::clone(&clock),
-            Arc::clone(&pool),
-            landing,
-            Arc::clone(&stats),
-            Channels {
-                reads: reads_rx,
-                commands: commands_rx,
-                wake: wake_rx,
-                events: events_rx,
-                errands: errands_tx,
-                releases: releases_tx,
-                teardowns: teardowns_tx,
-                returned: returned_tx.clone(),
-            },
-        );
-        let driver = std::thread::Builder::new()
-            .name("kvx-driver".into())
-            .spawn(move || driver.run())?;
-        tracing::info!(
-            engine = %config.engine_id, %incarnation, rank = %config.rank,
-            transport = ?transport.info(), "engine started"
-        );
-        Ok(Self {
-            fingerprint: pool.layout().content_fingerprint(),
-            config,
-            incarnation,
-            pool,
-            clock,
-            stats,
-            clocks,
-            info: transport.info(),
-            holder,
-            holder_thread,
-            serving,
-            owner: Arc::new(Owner {
-                wake,
-                returned: returned_tx,
-            }),
-            next_read: AtomicU64::new(1),
-            reads,
-            commands,
-            freed,
-            returned,
-            driver: Some(driver),
-            workers: Some(workers),
-        })
-    }
-
     /// Its name.
     #[must_use]
     pub fn engine_id(&self) -> &EngineId {
@@ -686,14 +456,4 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop(DROP_LIMIT);
     }
-}
-
-/// 64 random bits.
-fn random() -> Result<u64, std::io::Error> {
-    let mut bytes = [0_u8; 8];
-    let mut filled = 0;
-    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(u64::from_ne_bytes(bytes))
 }

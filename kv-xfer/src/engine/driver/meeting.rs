@@ -1,0 +1,257 @@
+//! Meeting the peers that reads want, and keeping the links to them.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use super::{Driver, MAX_TROUBLES};
+use crate::clock::MonoTime;
+use crate::engine::connect::{ConnectError, Errand, Met, Teardown};
+use crate::engine::error::ReadError;
+use crate::engine::read::Env;
+use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, Want};
+use crate::transport::{Agent, Transport};
+
+impl<T: Transport> Driver<T> {
+    pub(super) fn on_met(
+        &mut self,
+        peer: &PeerKey,
+        attempt: u64,
+        result: Result<Met<T::Agent>, ConnectError>,
+        now: MonoTime,
+    ) {
+        match result {
+            Ok(Met::Link(link)) => {
+                let life = Some(link.incarnation);
+                let outcome = self.peers.on_card(peer, attempt, &link.engine, life, now);
+                if self.stopping.is_some() || outcome == CardOutcome::Stale {
+                    let (link, agent) = (link.id, link.agent);
+                    let _ = self.channels.teardowns.send(Teardown {
+                        link,
+                        agent,
+                        requests: Vec::new(),
+                    });
+                    self.fencing.entry(link).or_default();
+                    return;
+                }
+                self.troubles.remove(peer);
+                if let Some(old) = self.links.get(peer) {
+                    let error = ReadError::PeerRestarted {
+                        engine: old.engine.clone(),
+                        expected: old.incarnation,
+                        found: link.incarnation,
+                    };
+                    self.part(peer, None, &error, now);
+                }
+                self.make_room(now);
+                self.stats.meetings.fetch_add(1, Ordering::Relaxed);
+                self.links.insert(peer.clone(), *link);
+            }
+            Ok(Met::Unchanged {
+                engine,
+                incarnation,
+            }) => {
+                self.peers
+                    .on_card(peer, attempt, &engine, Some(incarnation), now);
+            }
+            Err(cause) => {
+                self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%peer, error = %cause, "a peer could not be met");
+                self.peers.on_failure(peer, attempt, now);
+                if self.troubles.len() > MAX_TROUBLES {
+                    self.troubles.clear();
+                }
+                self.troubles.insert(peer.clone(), cause.to_string());
+                for place in self.take_waiting(peer) {
+                    let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
+                        continue;
+                    };
+                    let cause = cause.clone();
+                    self.end(place, Err(ReadError::Connect { engine, cause }), now);
+                }
+                return;
+            }
+        }
+        for place in self.take_waiting(peer) {
+            self.start(place, now);
+        }
+    }
+
+    /// The places of the reads that still wait for a peer.
+    pub(super) fn take_waiting(&mut self, peer: &PeerKey) -> Vec<usize> {
+        let mut waiting = self.waiting.remove(peer).unwrap_or_default();
+        // A read that ended meanwhile has left its place to another.
+        waiting.retain(|(place, id)| self.read(*place).is_some_and(|read| read.job.id == *id));
+        waiting.into_iter().map(|(place, _)| place).collect()
+    }
+
+    /// Starts a read over the peer's link, or has the peer met first.
+    pub(super) fn start(&mut self, place: usize, now: MonoTime) {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
+        let job = &read.job;
+        let (peer, engine, id) = (job.peer.clone(), job.engine.clone(), job.id);
+        if let Some(link) = self.links.get_mut(&peer) {
+            // A link of the wanted life is right whatever else is being found out about the peer.
+            let life = if link.incarnation == job.incarnation {
+                Ok(())
+            } else {
+                self.peers
+                    .check_incarnation(&peer, job.incarnation, job.submitted, now)
+            };
+            match life {
+                Ok(()) => {
+                    link.used = now;
+                    let env = Env {
+                        config: &self.config,
+                        clock: self.clock.as_ref(),
+                        landing: self.landing.as_ref(),
+                        local_blocks: self.pool.block_count(),
+                        batch: &mut self.batch,
+                    };
+                    if let Err(error) = read.start(link, &env) {
+                        self.end(place, Err(error), now);
+                    }
+                    return;
+                }
+                Err(PeerError::PeerRestarted {
+                    next: MeetNext::Recompute,
+                    ..
+                }) => {
+                    let error = if link.engine == engine {
+                        let (expected, found) = (job.incarnation, link.incarnation);
+                        ReadError::PeerRestarted {
+                            engine,
+                            expected,
+                            found,
+                        }
+                    } else {
+                        let found = link.engine.clone();
+                        let cause = ConnectError::OtherEngine { found };
+                        ReadError::Connect { engine, cause }
+                    };
+                    self.end(place, Err(error), now);
+                    return;
+                }
+                // The card may be the old one: the peer is asked again, below.
+                Err(_) => {}
+            }
+        }
+        let cause = match self.peers.want(&peer, now) {
+            Ok(Want::Connect { attempt, .. }) => {
+                self.waiting
+                    .entry(peer.clone())
+                    .or_default()
+                    .push((place, id));
+                self.meet(&peer, attempt);
+                return;
+            }
+            Ok(Want::Connecting { .. }) => {
+                self.waiting.entry(peer).or_default().push((place, id));
+                return;
+            }
+            Ok(Want::BackedOff { until }) => ConnectError::BackingOff {
+                wait: until.saturating_since(now),
+                last: self.troubles.get(&peer).cloned().unwrap_or_default(),
+            },
+            Ok(Want::Use { .. }) => {
+                // The table has the card but the link is gone: it is met afresh.
+                self.peers.forget(&peer);
+                if let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now) {
+                    self.waiting
+                        .entry(peer.clone())
+                        .or_default()
+                        .push((place, id));
+                    self.meet(&peer, attempt);
+                    return;
+                }
+                ConnectError::Refused("the peer table is inconsistent".into())
+            }
+            Err(error) => ConnectError::Refused(error.to_string()),
+        };
+        self.end(place, Err(ReadError::Connect { engine, cause }), now);
+    }
+
+    /// Sends for a peer's card.
+    pub(super) fn meet(&mut self, peer: &PeerKey, attempt: u64) {
+        let _ = self.channels.errands.send(Errand {
+            peer: peer.clone(),
+            attempt,
+            known: self.links.get(peer).map(|link| link.incarnation),
+            limit: self.config.connect_timeout,
+        });
+    }
+
+    /// Ends the reads that wait for a meeting which took too long.
+    pub(super) fn give_up_meetings(&mut self, now: MonoTime) -> bool {
+        if self.peers.next_timeout().is_none_or(|at| at > now) {
+            return false;
+        }
+        for expired in self.peers.expire(now) {
+            let Expired::Attempt { peer, .. } = expired else {
+                continue;
+            };
+            for place in self.take_waiting(&peer) {
+                let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
+                    continue;
+                };
+                let cause = ConnectError::TookTooLong {
+                    limit: self.config.connect_timeout,
+                };
+                self.end(place, Err(ReadError::Connect { engine, cause }), now);
+            }
+        }
+        true
+    }
+
+    /// Makes room for one more link: the longest idle one goes.
+    pub(super) fn make_room(&mut self, now: MonoTime) {
+        if self.links.len() < self.config.max_peers {
+            return;
+        }
+        let oldest = self
+            .links
+            .values()
+            .filter(|link| !self.uses_link(link.id))
+            .min_by_key(|link| link.used)
+            .map(|link| link.id);
+        if let Some(id) = oldest {
+            self.part_idle(id, now);
+        }
+    }
+
+    /// Parts from a peer that no read uses; it is met again when one wants it.
+    pub(super) fn part_idle(&mut self, id: u64, now: MonoTime) {
+        let found = self.links.iter().find(|(_, link)| link.id == id);
+        if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone()))
+        {
+            self.part(&peer, None, &ReadError::Fenced { engine }, now);
+            self.peers.forget(&peer);
+        }
+    }
+
+    pub(super) fn uses_link(&self, id: u64) -> bool {
+        self.order
+            .iter()
+            .any(|place| self.read(*place).is_some_and(|r| r.link == Some(id)))
+    }
+
+    /// Lets sent notices leave, and parts from peers that have been idle for long.
+    pub(super) fn tend_links(&mut self, now: MonoTime) {
+        let mut ignored = Vec::new();
+        let mut idle = None;
+        for link in self.links.values_mut() {
+            if link.flush_until > now {
+                // A reader is sent no messages; taking them is what lets the agent progress.
+                let _ = link.agent.notifications(&mut ignored);
+            } else if link.used + self.config.idle_peer <= now {
+                idle = Some(link.id);
+            }
+        }
+        if let Some(id) = idle
+            && !self.uses_link(id)
+        {
+            self.part_idle(id, now);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Starting an engine: the holder's side, then the reader's.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crossbeam::channel::{bounded, unbounded};
+
+use super::cards::{self, Serving, SideChannelCards};
+use super::clocks::Clocks;
+use super::config::EngineConfig;
+use super::connect::{CardSource, LocalSide, WorkerEnds, Workers};
+use super::driver::{Channels, Driver};
+use super::error::StartError;
+use super::holder::{Holder, HolderThread};
+use super::{Engine, Owner};
+use crate::clock::{Clock, SystemClock};
+use crate::ids::{AgentName, Incarnation};
+use crate::lease::{LeaseConfig, LeaseTable};
+use crate::memory::KvPool;
+use crate::telemetry::EngineStats;
+use crate::transport::{Agent, AgentRole, Transport};
+
+impl Engine {
+    /// Starts an engine over a pool and a transport: registers the pool, serves its card if
+    /// [`HolderConfig::bind`] is set, and starts the driver.
+    ///
+    /// # Errors
+    /// [`StartError`]; then nothing is left running.
+    pub fn start<T: Transport>(
+        config: EngineConfig,
+        pool: Arc<KvPool>,
+        transport: Arc<T>,
+    ) -> Result<Self, StartError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let cards = Arc::new(SideChannelCards::new(
+            &config,
+            pool.layout(),
+            Arc::clone(&clock),
+        ));
+        Self::start_with(config, pool, transport, clock, cards)
+    }
+
+    /// Like [`start`](Self::start), with a clock and a source of cards of the caller's choice.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with<T: Transport>(
+        config: EngineConfig,
+        pool: Arc<KvPool>,
+        transport: Arc<T>,
+        clock: Arc<dyn Clock>,
+        cards: Arc<dyn CardSource>,
+    ) -> Result<Self, StartError> {
+        if config.reader.active == 0 || config.reader.queue == 0 {
+            return Err(StartError::Config(
+                "reader.active and reader.queue must be at least 1",
+            ));
+        }
+        let incarnation = Incarnation(random()?.max(1));
+        let stats = Arc::new(EngineStats::default());
+        let (freed_tx, freed) = unbounded();
+        let (nudge, nudged) = bounded(1);
+
+        // The holder's side.
+        let words = transport.control_words(config.holder.max_leases)?;
+        let mut lease_config = LeaseConfig::new(config.holder.max_leases, random()?);
+        lease_config.default_ttl = config.holder.default_ttl;
+        lease_config.max_ttl = config.holder.max_ttl;
+        let table = LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
+        table
+            .publish_words(words.as_ref())
+            .map_err(|e| StartError::Card(e.to_string()))?;
+        let name = AgentName::new(format!(
+            "{}/{}/{incarnation}/serve",
+            config.engine_id, config.rank
+        ))?;
+        let mut agent = transport.open_agent(&name, AgentRole::Serve)?;
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
+        agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
+        let metadata = agent.metadata()?;
+        let holder = Arc::new(Holder::new(
+            table,
+            Arc::clone(&words),
+            Arc::clone(&clock),
+            incarnation,
+            freed_tx,
+            nudge,
+            Arc::clone(&stats),
+        ));
+        let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
+        let serving = Serving::start(&config, &card, &holder, &clock)?;
+        let holder_thread =
+            HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
+
+        // The reader's side.
+        let landing = transport.control_words(config.reader.active)?;
+        let clocks = Arc::new(Clocks::default());
+        let local = Arc::new(LocalSide {
+            engine: config.engine_id.clone(),
+            incarnation,
+            rank: config.rank,
+            pool: Arc::clone(&pool),
+            landing: Arc::clone(&landing),
+            clocks: Arc::clone(&clocks),
+        });
+        // The count of queued reads bounds this channel; the driver empties it at every step.
+        let (reads, reads_rx) = bounded(config.reader.queue);
+        let (commands, commands_rx) = bounded(1024);
+        let (wake, wake_rx) = bounded(1);
+        let (events_tx, events_rx) = unbounded();
+        let (errands_tx, errands_rx) = unbounded();
+        let (releases_tx, releases_rx) = bounded(1024);
+        let (teardowns_tx, teardowns_rx) = unbounded();
+        let (returned_tx, returned) = unbounded();
+        let workers = Workers::start(
+            &transport,
+            &cards,
+            &local,
+            &clock,
+            config.reader.connect_threads,
+            WorkerEnds {
+                errands: errands_rx,
+                releases: releases_rx,
+                teardowns: teardowns_rx,
+                events: events_tx,
+            },
+        )?;
+        let driver = Driver::<T>::new(
+            config.reader.clone(),
+            Arc::clone(&clock),
+            Arc::clone(&pool),
+            landing,
+            Arc::clone(&stats),
+            Channels {
+                reads: reads_rx,
+                commands: commands_rx,
+                wake: wake_rx,
+                events: events_rx,
+                errands: errands_tx,
+                releases: releases_tx,
+                teardowns: teardowns_tx,
+                returned: returned_tx.clone(),
+            },
+        );
+        let driver = std::thread::Builder::new()
+            .name("kvx-driver".into())
+            .spawn(move || driver.run())?;
+        tracing::info!(
+            engine = %config.engine_id, %incarnation, rank = %config.rank,
+            transport = ?transport.info(), "engine started"
+        );
+        Ok(Self {
+            fingerprint: pool.layout().content_fingerprint(),
+            config,
+            incarnation,
+            pool,
+            clock,
+            stats,
+            clocks,
+            info: transport.info(),
+            holder,
+            holder_thread,
+            serving,
+            owner: Arc::new(Owner {
+                wake,
+                returned: returned_tx,
+            }),
+            next_read: AtomicU64::new(1),
+            reads,
+            commands,
+            freed,
+            returned,
+            driver: Some(driver),
+            workers: Some(workers),
+        })
+    }
+}
+
+/// 64 random bits.
+fn random() -> Result<u64, std::io::Error> {
+    let mut bytes = [0_u8; 8];
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
