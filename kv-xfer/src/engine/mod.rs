@@ -21,7 +21,6 @@ mod read;
 mod start;
 mod types;
 
-use std::any::Any;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +58,7 @@ use crate::memory::{KvPool, OwnedBlocks};
 use crate::peer::{PeerAddr, PeerKey};
 use crate::policy::{Decision, DecisionInput, decide};
 use crate::telemetry::{EngineSnapshot, EngineStats};
-use crate::transport::{Agent, Transport, TransportInfo};
+use crate::transport::TransportInfo;
 
 /// What is shared with read handles.
 struct Owner {
