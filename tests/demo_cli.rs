@@ -50,6 +50,7 @@ fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+#[expect(clippy::zombie_processes, reason = "it is waited for on every path")]
 /// Starts a demo that runs for a while and waits until both children have NIXL loaded.
 fn started() -> (Child, Vec<u32>) {
     let mut child = kvx(&["demo", "--turns", "64", "--json"]).spawn().unwrap();

@@ -8,10 +8,7 @@ use std::time::Duration;
 
 use common::*;
 use kv_xfer::descriptor::{Binding, BlockRuns, Ticket};
-use kv_xfer::engine::{
-    Advice, FailedBlocks, ReadError, ReadRequest,
-    ReleasePolicy,
-};
+use kv_xfer::engine::{Advice, FailedBlocks, ReadError, ReadRequest, ReleasePolicy};
 use kv_xfer::layout::PoolOrder;
 use kv_xfer::transport::sim::{Behaviour, SimFabric};
 

@@ -25,8 +25,10 @@ use crate::cli::DemoArgs;
 const TP: u32 = 8;
 /// Longest prompt of a trace that is replayed: what the built-in play reaches, with room.
 const TRACE_TOKENS: u64 = 32_768;
-/// Waiting time of a trace is sped up to at most this.
-const LONGEST_GAP: Duration = Duration::from_millis(20);
+/// Gaps between a trace's turns pass so many times faster, and last this long at most. Leases are
+/// held against the real gaps: one of more than 480 s finds its lease over.
+const SPEED_UP: u32 = 2000;
+const LONGEST_GAP: Duration = Duration::from_millis(250);
 /// A read may land before its lease is revoked; so often it is tried again.
 const REVOKE_TRIES: u32 = 8;
 /// Time for a child to end by itself.
@@ -117,7 +119,7 @@ pub fn play(args: &DemoArgs, interrupt: &Interrupt) -> Result<DemoReport, PlayEr
     };
     let log = UcxLog::new();
     let mut stage = Stage::set(setup, interrupt, &log, Duration::from_secs(args.timeout))?;
-    let mut report = stage.play(&steps, args.trace.is_some())?;
+    let mut report = stage.play(&steps)?;
     stage.strike(&mut report)?;
     report.nixl.transport = log.carrier();
     report.judge();
@@ -285,7 +287,7 @@ impl Stage {
         }
     }
 
-    fn play(&mut self, steps: &[Step], replay: bool) -> Result<DemoReport, PlayError> {
+    fn play(&mut self, steps: &[Step]) -> Result<DemoReport, PlayError> {
         let bar = ProgressBar::new(steps.len() as u64);
         let style = "{bar:30} {pos}/{len} turns, {elapsed}  {msg}";
         if let Ok(style) = ProgressStyle::with_template(style) {
@@ -330,9 +332,6 @@ impl Stage {
                 report.largest_read = Some(self.baseline(&turn, pieces)?);
             }
             report.turns.push(turn);
-            if replay {
-                std::thread::sleep(LONGEST_GAP);
-            }
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -362,10 +361,12 @@ impl Stage {
             else {
                 return Err(PlayError::OutOfTurn { role: "decode" });
             };
-            if step.special == Some(Special::LeaseExpired) {
+            let mut gap = (Duration::from_millis(step.gap_ms) / SPEED_UP).min(LONGEST_GAP);
+            if step.expect == Expect::LeaseOver {
                 // The user thinks for longer than the lease lasts.
-                std::thread::sleep(Duration::from_millis(step.ttl_ms.saturating_mul(2)));
+                gap = gap.max(Duration::from_millis(step.ttl_ms.saturating_mul(2)));
             }
+            std::thread::sleep(gap);
             self.prefill.send(&ToPrefill::Turn {
                 turn: step.turn,
                 prompt: step.prompt.clone(),

@@ -86,6 +86,8 @@ pub struct Step {
     pub remote: History,
     /// How long its lease lasts, ms.
     pub ttl_ms: u64,
+    /// Time between the turn before and this one, ms.
+    pub gap_ms: u64,
     /// The prompt of this turn.
     pub prompt: History,
     /// Tokens at its head whose blocks the prefill engine has, whole blocks.
@@ -153,6 +155,12 @@ pub fn of_trace(conversations: &[Conversation], block_tokens: u32, seed: u64) ->
             let mut step = plain(FreeOrder::Shuffled, remote, 0, 0, block_tokens);
             step.expect = expectation(&step.remote, &prompt, 0, block_tokens);
             step.prompt = prompt;
+            step.gap_ms = turn.gap_ms;
+            if turn.gap_ms >= LONG_TTL_MS && matches!(step.expect, Expect::Read { .. }) {
+                // The user took longer than a lease lasts.
+                step.ttl_ms = SHORT_TTL_MS;
+                step.expect = Expect::LeaseOver;
+            }
             steps.push(step);
         }
     }
@@ -186,6 +194,7 @@ fn plain(
         special: None,
         order,
         ttl_ms: LONG_TTL_MS,
+        gap_ms: 0,
         local_hit_tokens,
         expect: expectation(&remote, &prompt, local_hit_tokens, block_tokens),
         remote,
@@ -336,5 +345,21 @@ mod tests {
                 Expect::Read { tokens: 512 },
             ]
         );
+    }
+
+    #[test]
+    fn a_gap_longer_than_the_lease_finds_it_over() {
+        let turn = |gap_ms| Turn {
+            at_ms: 0,
+            gap_ms,
+            input_tokens: 1_000,
+            shared_tokens: 512,
+            output_tokens: 100,
+        };
+        let turns = vec![turn(0), turn(479_999), turn(480_000)];
+        let steps = of_trace(&[Conversation { turns }], 16, 1);
+        assert!(matches!(steps[0].expect, Expect::Read { .. }));
+        assert_eq!(steps[1].expect, Expect::LeaseOver);
+        assert_eq!(steps[1].ttl_ms, SHORT_TTL_MS);
     }
 }
