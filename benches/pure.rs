@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use kv_xfer::clock::MonoTime;
+use kv_xfer::identity::{BlockHash, matching_prefix};
 use kv_xfer::ids::{BlockId, RequestId, WordSlot};
 use kv_xfer::layout::{MemKind, RegionGeometry, RegionPair};
 use kv_xfer::lease::{EndedLease, Grant, LeaseConfig, LeaseTable, NewLease};
 use kv_xfer::memory::ControlWords;
 use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits};
-use kv_xfer::policy::{DecisionInput, decide, matching_prefix};
+use kv_xfer::policy::{DecisionInput, decide};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -232,9 +233,9 @@ fn lease(c: &mut Criterion) {
 
 fn decision(c: &mut Criterion) {
     let mut group = c.benchmark_group("decide");
-    let hashes: Vec<[u8; 32]> = {
+    let hashes: Vec<BlockHash> = {
         let mut rng = ChaCha8Rng::seed_from_u64(2);
-        (0..1500).map(|_| rng.random()).collect()
+        (0..1500).map(|_| BlockHash(rng.random())).collect()
     };
     let remote = hashes.clone();
     let blocks = shuffled(1500, 3);

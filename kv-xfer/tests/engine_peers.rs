@@ -138,9 +138,7 @@ fn shutdown_ends_every_read_and_destroys_every_agent() {
         never_ends: true,
         ..Behaviour::default()
     }));
-    let handles: Vec<_> = (0..40)
-        .map(|n| pair.reader.read(request(&offer, pair.claim([n]))).unwrap())
-        .collect();
+    let handles: Vec<_> = (0..40).map(|n| pair.read(&offer, [n])).collect();
     eventually("some run", || pair.fabric.windows_posted() == 4);
     let Pair {
         fabric,
@@ -230,12 +228,7 @@ fn a_descriptor_of_a_larger_pool_is_refused_before_anything_is_posted() {
     forged.remote_request_id = offer.request().clone();
     forged.ticket = Some(sealed);
     let forged = pair.reader.accept(&forged, None, None).unwrap();
-    let failure = pair
-        .reader
-        .read(request(&forged, pair.claim(0..4)))
-        .unwrap()
-        .wait()
-        .unwrap_err();
+    let failure = pair.read(&forged, 0..4).wait().unwrap_err();
     assert!(
         matches!(failure.error, ReadError::BadDescriptor { .. }),
         "{failure}"

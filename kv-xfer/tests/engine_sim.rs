@@ -21,12 +21,7 @@ fn a_read_lands_every_byte_and_releases_the_lease_once() {
     let pair = pair();
     let blocks = ids([9, 8, 7, 3, 4, 5, 40]);
     let (_, offer) = pair.offer("r", &blocks);
-    let landed = pair
-        .reader
-        .read(request(&offer, pair.claim(10..17)))
-        .unwrap()
-        .wait()
-        .unwrap();
+    let landed = pair.read(&offer, 10..17).wait().unwrap();
     assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
     assert_eq!(landed.blocks.ids(), ids(10..17));
     assert_eq!(landed.report.bytes, 7 * 8 * 512);
@@ -52,7 +47,7 @@ fn layers_become_ready_in_order_and_all_of_them() {
         ..Behaviour::default()
     };
     pair.fabric.script((0..8).map(|_| slow()));
-    let mut handle = pair.reader.read(request(&offer, pair.claim(0..4))).unwrap();
+    let mut handle = pair.read(&offer, 0..4);
     let mut seen = 0;
     let outcome = loop {
         let ready = handle.layers_ready();
@@ -91,7 +86,7 @@ fn a_lease_revoked_at_any_point_of_the_read_is_never_reported_as_landed() {
             ..Behaviour::default()
         });
         pair.fabric.script(script);
-        let handle = pair.reader.read(request(&offer, pair.claim(0..4))).unwrap();
+        let handle = pair.read(&offer, 0..4);
         let failure = handle.wait().unwrap_err();
         assert!(
             matches!(failure.error, ReadError::LeaseLost { .. }),
@@ -107,21 +102,12 @@ fn a_lease_revoked_at_any_point_of_the_read_is_never_reported_as_landed() {
 fn a_second_read_of_a_released_lease_fails() {
     let pair = pair();
     let (_, offer) = pair.offer("r", &ids(0..4));
-    pair.reader
-        .read(request(&offer, pair.claim(0..4)))
-        .unwrap()
-        .wait()
-        .unwrap();
+    pair.read(&offer, 0..4).wait().unwrap();
     assert_eq!(
         pair.holder.freed().recv_timeout(LIMIT).unwrap().blocks,
         ids(0..4)
     );
-    let failure = pair
-        .reader
-        .read(request(&offer, pair.claim(0..4)))
-        .unwrap()
-        .wait()
-        .unwrap_err();
+    let failure = pair.read(&offer, 0..4).wait().unwrap_err();
     assert!(matches!(failure.error, ReadError::LeaseLost { .. }));
     drop(failure);
     pair.assert_clean();
@@ -158,12 +144,7 @@ fn an_expired_lease_gives_its_blocks_back_without_any_traffic() {
     let offer = pair.reader.accept(&leased.remote, None, None).unwrap();
     let freed = pair.holder.freed().recv_timeout(LIMIT).unwrap();
     assert_eq!(freed.blocks, ids(0..4));
-    let failure = pair
-        .reader
-        .read(request(&offer, pair.claim(0..4)))
-        .unwrap()
-        .wait()
-        .unwrap_err();
+    let failure = pair.read(&offer, 0..4).wait().unwrap_err();
     assert!(matches!(failure.error, ReadError::LeaseLost { .. }));
     drop(failure);
     pair.assert_clean();
@@ -184,12 +165,7 @@ fn an_error_on_any_descriptor_ends_the_read_once_and_the_peer_is_met_again() {
             fail_at: Some((at, after)),
             ..Behaviour::default()
         }]);
-        let failure = pair
-            .reader
-            .read(request(&offer, pair.claim(0..4)))
-            .unwrap()
-            .wait()
-            .unwrap_err();
+        let failure = pair.read(&offer, 0..4).wait().unwrap_err();
         assert!(
             matches!(failure.error, ReadError::Transport { .. }),
             "{failure}"
@@ -200,12 +176,7 @@ fn an_error_on_any_descriptor_ends_the_read_once_and_the_peer_is_met_again() {
         pair.assert_clean();
         let blocks = ids(8..12);
         let (_, offer) = pair.offer("r2", &blocks);
-        let landed = pair
-            .reader
-            .read(request(&offer, pair.claim(0..4)))
-            .unwrap()
-            .wait()
-            .unwrap();
+        let landed = pair.read(&offer, 0..4).wait().unwrap();
         assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
     }
 }
@@ -219,12 +190,7 @@ fn a_refused_post_is_an_error_with_its_blocks() {
         refuse_post: refuse,
         ..Behaviour::default()
     }]);
-    let failure = pair
-        .reader
-        .read(request(&offer, pair.claim(0..4)))
-        .unwrap()
-        .wait()
-        .unwrap_err();
+    let failure = pair.read(&offer, 0..4).wait().unwrap_err();
     assert!(matches!(failure.blocks, FailedBlocks::Returned(_)));
     drop(failure);
     pair.assert_clean();
@@ -279,7 +245,7 @@ fn bytes_that_land_after_the_failure_find_their_blocks_in_quarantine() {
         never_ends: true,
         ..Behaviour::default()
     }]);
-    let handle = pair.reader.read(request(&offer, pair.claim(0..4))).unwrap();
+    let handle = pair.read(&offer, 0..4);
     eventually("the window is posted", || pair.fabric.windows_posted() == 1);
     drop(handle);
     eventually("the read is told", || pair.reader.stats().quarantined == 4);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv_xfer::policy::{
     Action, COST_SAMPLES_NEEDED, CostModel, Decision, DecisionInput, LeaseAction,
-    MAX_EFFECTIVE_THRESHOLD, ReadShape, Reason, decide, decide_with, matching_prefix,
+    MAX_EFFECTIVE_THRESHOLD, ReadShape, Reason, decide, decide_with,
 };
 use proptest::prelude::*;
 
@@ -205,14 +205,6 @@ fn reasons_have_stable_names() {
     assert_eq!(json["input"]["lease_remaining_s"], 60.5);
     assert_eq!(json["input"]["matched_tokens"], 64);
     assert!(json["estimate_s"].is_null());
-}
-
-#[test]
-fn a_prefix_ends_at_the_first_difference() {
-    assert_eq!(matching_prefix::<u8>(&[], &[1]), 0);
-    assert_eq!(matching_prefix(&[1, 2, 3], &[1, 2, 4, 3]), 2);
-    assert_eq!(matching_prefix(&[1, 2], &[1, 2, 3]), 2);
-    assert_eq!(matching_prefix(&[9, 2, 3], &[1, 2, 3]), 0);
 }
 
 const SHAPE: ReadShape = ReadShape {

@@ -271,13 +271,6 @@ fn blocks(tokens: u64, block_tokens: u64) -> u32 {
     u32::try_from(tokens.checked_div(block_tokens).unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
-/// How many leading blocks have equal chained hashes on both sides. A chained hash covers all tokens
-/// before its block, so nothing after the first difference can match.
-#[must_use]
-pub fn matching_prefix<H: PartialEq>(own: &[H], remote: &[H]) -> usize {
-    own.iter().zip(remote).take_while(|(a, b)| a == b).count()
-}
-
 fn seconds<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(duration.as_secs_f64())
 }

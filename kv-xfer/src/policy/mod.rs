@@ -12,5 +12,5 @@ mod decision;
 pub use cost::{COST_SAMPLES_NEEDED, CostModel, MAX_EFFECTIVE_THRESHOLD, ReadShape};
 pub use decision::{
     Action, DEFAULT_LEASE_MARGIN, DEFAULT_THRESHOLD, Decision, DecisionInput, LeaseAction, Reason,
-    decide, decide_with, matching_prefix,
+    decide, decide_with,
 };

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_xfer::engine::{
-    Direction, Engine, EngineConfig, LeaseSpec, Leased, Offer, ReadRequest, ReleasePolicy,
+    Direction, Engine, EngineConfig, LeaseSpec, Leased, Offer, ReadHandle, ReadRequest,
+    ReleasePolicy,
 };
 use kv_xfer::identity::{BlockHash, HashChain, ModelIdentity, Salt};
 use kv_xfer::ids::{BlockId, EngineId, RequestId};
@@ -198,6 +199,13 @@ impl Pair {
 
     pub fn claim(&self, blocks: impl IntoIterator<Item = u32>) -> OwnedBlocks {
         self.reader.pool().claim(ids(blocks)).unwrap()
+    }
+
+    /// Reads everything that is offered into these blocks.
+    pub fn read(&self, offer: &Offer, blocks: impl IntoIterator<Item = u32>) -> ReadHandle {
+        self.reader
+            .read(request(offer, self.claim(blocks)))
+            .unwrap()
     }
 
     /// Nothing is claimed, leased, quarantined or in flight any more.
