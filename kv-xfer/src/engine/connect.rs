@@ -31,6 +31,9 @@ use crate::transport::{Agent, AgentRole, Transport, TransportError};
 /// Time for one release over the side channel. A holder that does not answer by then is left to end
 /// the lease by its time.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+/// How often, a millisecond apart, an agent is let make progress before it is destroyed, so that a
+/// notice which was just given to it leaves.
+const FLUSH_TRIES: u32 = 10;
 /// For how long a holder that did not answer is not asked again, so that it does not hold up others.
 const SILENT_FOR: Duration = Duration::from_secs(5);
 
@@ -180,6 +183,8 @@ pub(crate) struct Teardown<A: Agent> {
     pub link: u64,
     pub agent: A,
     pub requests: Vec<A::Request>,
+    /// It may have a notice that has not left yet.
+    pub flush: bool,
 }
 
 /// The threads that may block: those that meet peers, the one that releases over the side channel,
@@ -242,8 +247,16 @@ impl Workers {
                 link,
                 mut agent,
                 requests,
+                flush,
             } in teardowns
             {
+                if flush && requests.is_empty() {
+                    let mut ignored = Vec::new();
+                    for _ in 0..FLUSH_TRIES {
+                        let _ = agent.notifications(&mut ignored);
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
                 for request in requests {
                     agent.discard(request);
                 }
@@ -388,7 +401,7 @@ impl<T: Transport> Meeting<T> {
             remote_blocks,
             words: card.lease_words,
             used: self.clock.now(),
-            flush_until: MonoTime::ZERO,
+            tended: MonoTime::ZERO,
         })))
     }
 

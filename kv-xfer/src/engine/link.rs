@@ -2,11 +2,20 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::MonoTime;
 use crate::ids::{AgentName, EngineId, Incarnation};
 use crate::layout::{RegionGeometry, RegionPair};
 use crate::transport::Agent;
+
+/// A notice leaves within this on a quiet machine.
+const NOTICE_LEAVES: Duration = Duration::from_millis(20);
+/// A connection's set-up and whatever else takes several round trips is over by then.
+const SETTLES: Duration = Duration::from_secs(2);
+const TEND_OFTEN: Duration = Duration::from_micros(500);
+const TEND_SOON: Duration = Duration::from_millis(5);
+const TEND_SELDOM: Duration = Duration::from_millis(100);
 
 /// Everything that reading from one life of one peer needs. The agent is this link's alone, so
 /// destroying it ends every doubt about reads from this peer and touches no other peer's.
@@ -25,6 +34,23 @@ pub(crate) struct Link<A: Agent> {
     pub words: RegionGeometry,
     /// When a read or a notice last used it.
     pub used: MonoTime,
-    /// Until when it is polled although nothing is in flight, so that a sent notice can leave.
-    pub flush_until: MonoTime,
+    /// When the agent was last let make progress although it had nothing in flight.
+    pub tended: MonoTime,
+}
+
+impl<A: Agent> Link<A> {
+    /// When the agent is to be let make progress next although it has nothing in flight: often while
+    /// a notice may be leaving, and now and then for as long as the link lives. A connection whose
+    /// set-up is left half done keeps the holder's progress thread spinning.
+    pub(crate) fn tend_at(&self) -> MonoTime {
+        let idle = self.tended.saturating_since(self.used);
+        let pause = if idle < NOTICE_LEAVES {
+            TEND_OFTEN
+        } else if idle < SETTLES {
+            TEND_SOON
+        } else {
+            TEND_SELDOM
+        };
+        self.tended.max(self.used) + pause
+    }
 }

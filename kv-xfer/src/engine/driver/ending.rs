@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::{Driver, Event, FLUSH, Fencing, ReleaseJob, ReturnedBlocks};
+use super::{Driver, Event, Fencing, ReleaseJob, ReturnedBlocks};
 use crate::clock::MonoTime;
 use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
@@ -12,6 +13,9 @@ use crate::engine::notice::Notice;
 use crate::engine::read::{ActiveRead, ReadJob, ReleasePolicy};
 use crate::peer::PeerKey;
 use crate::transport::{Agent, Transport};
+
+/// A link that was used within this may have a notice that has not left yet.
+const RECENTLY: Duration = Duration::from_secs(1);
 
 impl<T: Transport> Driver<T> {
     /// Tells a read's handle of a failure while bytes may still land. The blocks stay.
@@ -185,7 +189,9 @@ impl<T: Transport> Driver<T> {
         }
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
         self.fencing.insert(link.id, Fencing { reads: fenced });
+        let flush = now.saturating_since(link.used) < RECENTLY;
         let teardown = Teardown {
+            flush,
             link: link.id,
             agent: link.agent,
             requests,
@@ -215,7 +221,7 @@ impl<T: Transport> Driver<T> {
             match link.agent.notify(&link.peer, &notice.encode()) {
                 Ok(()) => {
                     link.used = now;
-                    link.flush_until = now + FLUSH;
+                    link.tended = now;
                     return;
                 }
                 Err(error) => {

@@ -29,6 +29,7 @@ impl<T: Transport> Driver<T> {
                         link,
                         agent,
                         requests: Vec::new(),
+                        flush: false,
                     });
                     self.fencing.entry(link).or_default();
                     return;
@@ -241,10 +242,12 @@ impl<T: Transport> Driver<T> {
         let mut ignored = Vec::new();
         let mut idle = None;
         for link in self.links.values_mut() {
-            if link.flush_until > now {
+            if link.tend_at() <= now {
                 // A reader is sent no messages; taking them is what lets the agent progress.
                 let _ = link.agent.notifications(&mut ignored);
-            } else if link.used + self.config.idle_peer <= now {
+                link.tended = now;
+            }
+            if link.used + self.config.idle_peer <= now {
                 idle = Some(link.id);
             }
         }

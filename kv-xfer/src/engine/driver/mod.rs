@@ -29,8 +29,6 @@ use crate::peer::{PeerConfig, PeerKey, PeerTable, Want};
 use crate::telemetry::EngineStats;
 use crate::transport::{Agent, Descriptor, Transport};
 
-/// How long an agent is polled after a notice was given to it, so that the notice leaves.
-const FLUSH: Duration = Duration::from_millis(20);
 /// Longest pause before a peer that could not be met is dialled again, so that a restarted peer is
 /// met again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
@@ -239,11 +237,8 @@ impl<T: Transport> Driver<T> {
             std::thread::yield_now();
             return;
         }
-        let flushing = self.links.values().any(|link| link.flush_until > now);
         let limit = if in_flight {
             (quiet / 8).min(MAX_NAP)
-        } else if flushing {
-            MAX_NAP
         } else {
             self.next_timer().saturating_since(now).min(MAX_PARK)
         };
@@ -278,7 +273,7 @@ impl<T: Transport> Driver<T> {
             .chain(
                 self.links
                     .values()
-                    .map(|link| link.used + self.config.idle_peer),
+                    .map(|link| link.tend_at().min(link.used + self.config.idle_peer)),
             )
             .chain(self.peers.next_timeout())
             .chain(self.stopping);
