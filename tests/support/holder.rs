@@ -215,6 +215,26 @@ impl Holder {
         freed
     }
 
+    /// Whether it is there and answers.
+    pub fn answers(&mut self) -> bool {
+        let Some(input) = &mut self.input else {
+            return false;
+        };
+        let asked = serde_json::to_string(&Ask::Counts).unwrap();
+        // A process that has ended has closed its pipes.
+        writeln!(input, "{asked}").is_ok()
+            && match self.lines.recv_timeout(LIMIT) {
+                Ok(_) => true,
+                Err(RecvTimeoutError::Disconnected) => false,
+                Err(RecvTimeoutError::Timeout) => panic!("the holder does not answer"),
+            }
+    }
+
+    /// How it ended by itself.
+    pub fn ended(&mut self) -> String {
+        self.child.wait().unwrap().to_string()
+    }
+
     /// Leases that hold, and notices that came.
     pub fn counts(&mut self) -> (u64, u64) {
         self.say(&Ask::Counts);
@@ -289,6 +309,71 @@ pub fn serve_holder() {
         answer(&obey(&engine, ask));
     }
     drop(engine);
+}
+
+/// What a victim process reads. It travels in the environment.
+const VICTIM: &str = "KVX_TEST_VICTIM";
+
+/// A process that reads the same blocks without an end. It is killed when this is dropped.
+pub struct ReadingProcess(Child);
+
+impl ReadingProcess {
+    /// Starts one, which keeps the lease.
+    pub fn start(shape: Shape, lent: &Lent) -> Self {
+        let params = lent.remote.to_json_string(BlockIdsJson::Omitted);
+        let spec = serde_json::to_string(&(shape, params)).unwrap();
+        let child = this_binary("reader_process")
+            .arg("--ignored")
+            .env(VICTIM, spec)
+            .env_remove(BODY)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut this = Self(child.unwrap());
+        let output = BufReader::new(this.0.stdout.take().unwrap());
+        let mut lines = output.lines().map_while(Result::ok);
+        // Blocks until the process says so or ends; this process is killed if that takes too long.
+        assert!(lines.any(|line| line.starts_with(MARK)), "it does not read");
+        this
+    }
+
+    pub fn kill_and_wait(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for ReadingProcess {
+    fn drop(&mut self) {
+        // Fails for one that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The body of a reading process; nothing when this is none.
+pub fn read_without_end() {
+    let Ok(spec) = std::env::var(VICTIM) else {
+        return;
+    };
+    die_with_parent();
+    let (shape, params): (Shape, String) = serde_json::from_str(&spec).unwrap();
+    let params = Params::from_json_str(&params, &DescriptorLimits::default()).unwrap();
+    let Params::Remote(remote) = params else {
+        panic!("nothing is offered");
+    };
+    let blocks = remote.block_count() as u32;
+    let reader = super::reader(shape, blocks, |_| {});
+    let offer = reader.accept(&remote, None, None).unwrap();
+    let read = || {
+        let blocks = super::claim(&reader, 0..blocks);
+        super::landed(super::read(&reader, super::keeping(&offer, blocks)));
+    };
+    read();
+    println!("\n{MARK}");
+    loop {
+        read();
+    }
 }
 
 fn answer(answer: &Answer) {

@@ -25,7 +25,7 @@ use nixl_sys::Environment;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 pub use content::{Shape, fill_owned, hashes, pool, shuffled, wrong_words};
-pub use holder::{Holder, HolderSpec, serve_holder};
+pub use holder::{Holder, HolderSpec, Lent, ReadingProcess, read_without_end, serve_holder};
 
 /// No wait in a test is longer.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -105,7 +105,8 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
     log.rewind().unwrap();
     log.read_to_end(&mut said).unwrap();
     let said = String::from_utf8_lossy(&said);
-    let noise = |line: &&str| !line.contains("UCX  INFO");
+    let noise =
+        |line: &&str| !line.contains("UCX  INFO") && !line.contains("was not returned to mpool");
     let said_by_us: Vec<&str> = said.lines().filter(noise).collect();
     let said_by_us = said_by_us.join("\n");
     let status = status.unwrap_or_else(|| panic!("{test} did not end; it said:\n{said_by_us}"));
