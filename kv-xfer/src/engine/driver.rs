@@ -205,8 +205,13 @@ impl<T: Transport> Driver<T> {
             worked = true;
         }
         while let Ok(job) = self.channels.reads.try_recv() {
-            self.backlog.push_back(job);
             worked = true;
+            if self.stopping.is_some() {
+                // Submitted before the shutdown, seen after it.
+                self.end_unstarted(*job, ReadError::ShuttingDown, now);
+            } else {
+                self.backlog.push_back(job);
+            }
         }
         while self.channels.wake.try_recv().is_ok() {}
         worked |= self.give_up_meetings(now);
