@@ -1,6 +1,6 @@
 //! What other processes can do to a reader over the real NIXL: die, hang, come back, or be somebody
 //! else.
-#![allow(missing_docs)]
+#![allow(clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod support;
 
@@ -243,7 +243,11 @@ fn a_holder_that_hangs_costs_its_reads_their_time_and_nobody_any_bytes() {
         let own = canary.ids().to_vec();
         let until = Instant::now() + Duration::from_millis(500);
         while Instant::now() < until {
-            assert_eq!(wrong_words(&canary, &own, 7), 0, "late bytes in round {round}");
+            assert_eq!(
+                wrong_words(&canary, &own, 7),
+                0,
+                "late bytes in round {round}"
+            );
         }
         drop(canary);
         // UCX's emulated reads have a fault of their own: a process whose answers to several reads
@@ -322,7 +326,9 @@ fn a_restarted_holder_is_never_taken_for_its_predecessor() {
         let failure = failed(try_read(offer));
         let told = matches!(
             failure.error,
-            ReadError::PeerRestarted { .. } | ReadError::Connect { .. } | ReadError::Transport { .. }
+            ReadError::PeerRestarted { .. }
+                | ReadError::Connect { .. }
+                | ReadError::Transport { .. }
         );
         assert!(told, "{failure}");
         drop(failure);
@@ -451,10 +457,16 @@ fn whoever_else_answers_at_the_address_fails_the_read_in_time() {
         ),
     ];
     for after in [1, 10, 11, 63, 64, 65, 90, 150, 300, 600, 900] {
-        ports.push((format!("closes after {after}"), cut(holder.port, after, false)));
+        ports.push((
+            format!("closes after {after}"),
+            cut(holder.port, after, false),
+        ));
     }
     for after in [0, 64, 100, 500] {
-        ports.push((format!("hangs after {after}"), cut(holder.port, after, true)));
+        ports.push((
+            format!("hangs after {after}"),
+            cut(holder.port, after, true),
+        ));
     }
     for (who, port) in ports {
         let mut elsewhere = lent.remote.clone();

@@ -1,6 +1,6 @@
 //! Engines over the real NIXL from start to end: backends that do not work, handles that nobody
 //! waits for, shutdown under load, and what is left in the process afterwards.
-#![allow(missing_docs)]
+#![allow(clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod support;
 
@@ -148,7 +148,9 @@ fn opening_and_closing_engines_leaves_nothing_behind() {
     eventually("files and threads are back", || state() <= base);
     let grown = resident_mib().saturating_sub(memory);
     assert!(grown < 64, "{grown} MiB more in {} cycles", CYCLES - 5);
-    println!("shown: {CYCLES} engines opened and closed, {base:?} files and threads before and after, {grown} MiB grown");
+    println!(
+        "shown: {CYCLES} engines opened and closed, {base:?} files and threads before and after, {grown} MiB grown"
+    );
     assert_eq!(holder.counts(), (1, 0));
     holder.leave();
 }

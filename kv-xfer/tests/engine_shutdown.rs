@@ -42,10 +42,7 @@ fn a_read_that_the_driver_sees_only_after_the_shutdown_ends_with_it() {
         "{failure}"
     );
     assert_eq!(stopping.join().unwrap().quarantined, 0);
-    assert!(
-        since.elapsed() < LIMIT / 2,
-        "it did not wait for the limit"
-    );
+    assert!(since.elapsed() < LIMIT / 2, "it did not wait for the limit");
     let _ = running.wait();
     drop(failure);
     assert_eq!(pool.claimed_blocks(), 0);

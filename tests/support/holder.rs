@@ -419,12 +419,11 @@ fn obey(engine: &Engine, ask: Ask) -> Answer {
             std::thread::sleep(Duration::from_micros(after_us));
             let lease = LeaseId(lease);
             let held = engine.revoke(lease);
-            while held {
-                let freed = engine.freed().recv_timeout(LIMIT).unwrap();
-                if freed.lease == lease {
-                    fill(engine.pool(), &freed.blocks, generation);
-                    break;
-                }
+            // Other leases may have ended before it.
+            let mut freed = std::iter::from_fn(|| engine.freed().recv_timeout(LIMIT).ok());
+            if held {
+                let freed = freed.find(|freed| freed.lease == lease).unwrap();
+                fill(engine.pool(), &freed.blocks, generation);
             }
             Answer::Revoked { held }
         }

@@ -112,7 +112,10 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
     let status = status.unwrap_or_else(|| panic!("{test} did not end; it said:\n{said_by_us}"));
     assert!(status.success(), "{test}: {status}; it said:\n{said_by_us}");
     assert!(said.contains(FINISHED), "{test} ran no body:\n{said_by_us}");
-    for line in said_by_us.lines().filter(|line| line.starts_with("shown: ")) {
+    for line in said_by_us
+        .lines()
+        .filter(|line| line.starts_with("shown: "))
+    {
         eprintln!("{test}: {line}");
     }
     let carried = kv_xfer::fabric::UcxLanes::parse(&said).carrier();
