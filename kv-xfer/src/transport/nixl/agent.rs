@@ -12,7 +12,8 @@ use nixl_sys::{
     XferReqHandle, c_string,
 };
 
-use super::fault::{error, refused};
+use super::fault::{error, exiting, refused};
+use super::gate;
 use crate::ids::AgentName;
 use crate::layout::{MemKind, RegionGeometry};
 use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault, TransportError};
@@ -71,22 +72,26 @@ impl NixlAgent {
         params: &[(CString, CString)],
     ) -> Result<Self, TransportError> {
         const OPERATION: &str = "open agent";
+        let _pass = gate::enter().ok_or_else(|| exiting(OPERATION))?;
         let fail = |cause: CallError| error(OPERATION, &cause);
         let c_name = c_string("agent name", name.as_str()).map_err(fail)?;
         // SAFETY: the name is a C string and the configuration a plain value; the agent is new.
         let agent = unsafe { library.create_configured_agent(&c_name, config) }.map_err(fail)?;
         match Self::equip(&library, agent, plugin, params) {
-            Ok((backend, with_backend, notifications)) => Ok(Self {
-                library,
-                name: name.clone(),
-                agent,
-                backend,
-                with_backend,
-                notifications,
-                peers: HashMap::new(),
-                lists: HashMap::new(),
-                keep: Vec::new(),
-            }),
+            Ok((backend, with_backend, notifications)) => {
+                gate::close_at_exit();
+                Ok(Self {
+                    library,
+                    name: name.clone(),
+                    agent,
+                    backend,
+                    with_backend,
+                    notifications,
+                    peers: HashMap::new(),
+                    lists: HashMap::new(),
+                    keep: Vec::new(),
+                })
+            }
             Err(cause) => {
                 // SAFETY: the agent was just made and nothing else knows it.
                 let _ = unsafe { library.destroy_agent(agent) };
@@ -246,6 +251,7 @@ impl Agent for NixlAgent {
         regions: &[RegionGeometry],
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Result<(), TransportError> {
+        let _pass = gate::enter().ok_or_else(|| exiting("register"))?;
         // Held from before the first registration, and also when one fails half way.
         self.keep.push(keep);
         let mut done: Vec<RegDlistHandle> = Vec::new();
@@ -291,6 +297,7 @@ impl Agent for NixlAgent {
     }
 
     fn metadata(&mut self) -> Result<Vec<u8>, TransportError> {
+        let _pass = gate::enter().ok_or_else(|| exiting("get metadata"))?;
         // SAFETY: the agent is live and this thread's.
         let bytes = unsafe { self.library.get_local_md(self.agent) };
         bytes
@@ -300,6 +307,7 @@ impl Agent for NixlAgent {
 
     fn load_peer(&mut self, metadata: &[u8], expected: &AgentName) -> Result<(), TransportError> {
         const OPERATION: &str = "load peer";
+        let _pass = gate::enter().ok_or_else(|| exiting(OPERATION))?;
         let name = c_string("agent name", expected.as_str()).map_err(|e| error(OPERATION, &e))?;
         // SAFETY: the agent is live and this thread's. That the blob is undamaged, which NIXL relies
         // on, is what the caller has verified by its checksum.
@@ -319,6 +327,7 @@ impl Agent for NixlAgent {
     }
 
     fn forget_peer(&mut self, peer: &AgentName) {
+        let Some(_pass) = gate::enter() else { return };
         if let Some(name) = self.peers.remove(peer) {
             // SAFETY: the agent is live and this thread's. Refused when NIXL forgot it by itself.
             let _ = unsafe { self.library.invalidate_remote_md(self.agent, &name) };
@@ -331,6 +340,10 @@ impl Agent for NixlAgent {
         ends: Ends,
         descriptors: &[Descriptor],
     ) -> Result<(NixlRequest, Progress), ReadFault> {
+        let _pass = gate::enter().ok_or_else(|| ReadFault {
+            error: exiting("post read"),
+            after: AfterError::Quiet,
+        })?;
         let request = self
             .request(peer, ends, descriptors)
             .map_err(|error| ReadFault {
@@ -354,6 +367,10 @@ impl Agent for NixlAgent {
     }
 
     fn poll(&mut self, request: &mut NixlRequest) -> Result<Progress, ReadFault> {
+        let _pass = gate::enter().ok_or_else(|| ReadFault {
+            error: exiting("read"),
+            after: AfterError::InDoubt,
+        })?;
         // SAFETY: agent and request are live and this thread's.
         match unsafe { self.library.xfer_status_detailed(self.agent, request.0) } {
             Ok(NixlProgress::Done) => Ok(Progress::Done),
@@ -367,6 +384,7 @@ impl Agent for NixlAgent {
     }
 
     fn discard(&mut self, request: NixlRequest) {
+        let Some(_pass) = gate::enter() else { return };
         // SAFETY: agent and request are live and this thread's; the request is not used again.
         let released = unsafe { self.library.release_xfer_req(self.agent, request.0) };
         if let Err(cause) = released {
@@ -377,6 +395,7 @@ impl Agent for NixlAgent {
     }
 
     fn notify(&mut self, peer: &AgentName, message: &[u8]) -> Result<(), TransportError> {
+        let _pass = gate::enter().ok_or_else(|| exiting("notify"))?;
         let Some(peer) = self.peers.get(peer) else {
             return Err(refused("notify", format!("peer {peer} is not loaded")));
         };
@@ -393,6 +412,7 @@ impl Agent for NixlAgent {
         &mut self,
         into: &mut Vec<(AgentName, Vec<u8>)>,
     ) -> Result<(), TransportError> {
+        let _pass = gate::enter().ok_or_else(|| exiting("take notifications"))?;
         let fail = |cause: CallError| error("take notifications", &cause);
         let map = self.notifications;
         // SAFETY: agent, map and options are live and this thread's.
@@ -430,6 +450,11 @@ impl Agent for NixlAgent {
 
 impl Drop for NixlAgent {
     fn drop(&mut self) {
+        let Some(_pass) = gate::enter() else {
+            // Nothing can be destroyed any more; the process's end does it.
+            std::mem::forget(std::mem::take(&mut self.keep));
+            return;
+        };
         for lists in self.lists.values() {
             // SAFETY: the list is live and not used again.
             let _ = unsafe { self.library.destroy_xfer_dlist(lists.local) };

@@ -45,3 +45,13 @@ pub(super) fn refused(operation: &'static str, cause: impl Into<String>) -> Tran
         raw: None,
     }
 }
+
+/// A call that came after exit had begun.
+pub(super) fn exiting(operation: &'static str) -> TransportError {
+    TransportError {
+        operation,
+        kind: FailureKind::Unsupported,
+        cause: "the process is exiting".into(),
+        raw: None,
+    }
+}

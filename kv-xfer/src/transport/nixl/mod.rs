@@ -4,10 +4,13 @@
 //! serving agent has a progress thread that wakes every millisecond (and on events), because peers
 //! read from it while nobody polls it; a reading agent has none, because its owner polls it, and a
 //! second thread would fight for the same worker.
+//!
+//! A process may exit while agents live: once exit has begun, their calls are refused.
 #![allow(unsafe_code)]
 
 mod agent;
 mod fault;
+mod gate;
 
 use std::ffi::CString;
 use std::sync::Arc;
