@@ -32,7 +32,7 @@ fn entries(dir: &str) -> usize {
 fn resident_mib() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * rustix::param::page_size() >> 20
+    (pages * rustix::param::page_size()) >> 20
 }
 
 over!(handles_dropped_right_after_submit_give_every_block_back: shm, tcp);

@@ -330,6 +330,7 @@ impl<T: Transport> Meeting<T> {
             words: card.lease_words,
             used: self.clock.now(),
             flush_until: MonoTime::ZERO,
+            tended: MonoTime::ZERO,
         })))
     }
 

@@ -29,8 +29,14 @@ use crate::peer::{
 use crate::telemetry::EngineStats;
 use crate::transport::{Agent, Descriptor, Transport};
 
-/// How long an agent is polled after a notice was given to it, so that the notice leaves.
+/// How long an agent is polled without a pause after a notice was given to it, so that the notice
+/// leaves at once.
 const FLUSH: Duration = Duration::from_millis(20);
+/// How long it is polled every [`TEND`] after that: over shared memory, reads can end before the
+/// connection that notices take is up, and nothing tells when a notice has left.
+const LINGER: Duration = Duration::from_secs(2);
+/// How often an agent is polled in its [`LINGER`]. Later, it is polled whenever the driver wakes up.
+const TEND: Duration = Duration::from_millis(10);
 /// Longest pause before a peer that could not be met is dialled again, so that a restarted peer is
 /// met again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
@@ -267,7 +273,13 @@ impl<T: Transport> Driver<T> {
         } else if flushing {
             MAX_NAP
         } else {
-            self.next_timer().saturating_since(now).min(MAX_PARK)
+            let lingers = |link: &Link<T::Agent>| link.flush_until + LINGER > now;
+            let longest = if self.links.values().any(lingers) {
+                TEND
+            } else {
+                MAX_PARK
+            };
+            self.next_timer().saturating_since(now).min(longest)
         };
         let mut select = crossbeam::channel::Select::new();
         select.recv(&self.channels.reads);
@@ -857,10 +869,17 @@ impl<T: Transport> Driver<T> {
         let mut ignored = Vec::new();
         let mut idle = None;
         for link in self.links.values_mut() {
-            if link.flush_until > now {
+            let pause = if link.flush_until + LINGER > now {
+                TEND
+            } else {
+                MAX_PARK / 2
+            };
+            if link.flush_until > now || link.tended + pause <= now {
                 // A reader is sent no messages; taking them is what lets the agent progress.
                 let _ = link.agent.notifications(&mut ignored);
-            } else if link.used + self.config.idle_peer <= now {
+                link.tended = now;
+            }
+            if link.flush_until <= now && link.used + self.config.idle_peer <= now {
                 idle = Some(link.id);
             }
         }

@@ -25,6 +25,9 @@ pub(crate) struct Link<A: Agent> {
     pub words: RegionGeometry,
     /// When a read or a notice last used it.
     pub used: MonoTime,
-    /// Until when it is polled although nothing is in flight, so that a sent notice can leave.
+    /// Until when it is polled without a pause although nothing is in flight, so that a sent notice
+    /// can leave.
     pub flush_until: MonoTime,
+    /// When it was polled last although nothing was in flight.
+    pub tended: MonoTime,
 }
