@@ -248,8 +248,8 @@ impl Workers {
                     agent.discard(request);
                 }
                 // The fence: after this, nothing is written on the agent's behalf.
-                drop(agent);
-                if events.send(Event::Fenced { link }).is_err() {
+                let fenced = agent.destroy();
+                if events.send(Event::Fenced { link, fenced }).is_err() {
                     break;
                 }
             }

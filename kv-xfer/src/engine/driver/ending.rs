@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Driver, Event, FLUSH, Fencing, ReleaseJob, ReturnedBlocks};
+use super::{Driver, FLUSH, Fencing, ReleaseJob, ReturnedBlocks};
 use crate::clock::MonoTime;
 use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
@@ -11,7 +11,7 @@ use crate::engine::handle::{FailedBlocks, Landed, ReadFailure, ReadId, ReadOutco
 use crate::engine::notice::Notice;
 use crate::engine::read::{ActiveRead, ReadJob, ReleasePolicy};
 use crate::peer::PeerKey;
-use crate::transport::{Agent, Transport};
+use crate::transport::{Agent, Transport, TransportError};
 
 impl<T: Transport> Driver<T> {
     /// Tells a read's handle of a failure while bytes may still land. The blocks stay.
@@ -193,8 +193,29 @@ impl<T: Transport> Driver<T> {
         if let Err(refused) = self.channels.teardowns.send(teardown) {
             // The fencing thread is gone: destroy the agent here, late rather than never.
             let Teardown { link, agent, .. } = refused.into_inner();
-            drop(agent);
-            self.on_event(Event::Fenced { link }, now);
+            let fenced = agent.destroy();
+            self.on_fenced(link, fenced);
+        }
+    }
+
+    /// A parted link's agent has been destroyed: what was in doubt is nobody's now. If it could not
+    /// be destroyed, its blocks and places, whose words are destinations too, are never used again.
+    pub(super) fn on_fenced(&mut self, link: u64, fenced: Result<(), TransportError>) {
+        let Fencing { reads } = self.fencing.remove(&link).unwrap_or_default();
+        if let Err(error) = &fenced {
+            let reads = reads.len();
+            tracing::error!(%error, reads, "an agent could not be destroyed, its reads' blocks are lost");
+        }
+        for (place, read, blocks) in reads {
+            if fenced.is_err() {
+                std::mem::forget(blocks);
+                continue;
+            }
+            self.stats
+                .quarantined
+                .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+            let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
+            self.free.push(place);
         }
     }
 
@@ -234,11 +255,11 @@ impl<T: Transport> Drop for Driver<T> {
     fn drop(&mut self) {
         // Whoever still waits is told, also when this thread unwinds.
         let jobs: Vec<ReadJob> = self.backlog.drain(..).map(|job| *job).collect();
-        let active: Vec<ReadJob> = self
+        let active: Vec<(Option<u64>, bool, ReadJob)> = self
             .reads
             .iter_mut()
             .filter_map(Option::take)
-            .map(|read| read.job)
+            .map(|read| (read.link, read.told.is_some(), read.job))
             .collect();
         let error = if self.stopping.is_some() {
             ReadError::ShuttingDown
@@ -246,7 +267,29 @@ impl<T: Transport> Drop for Driver<T> {
             ReadError::DriverGone
         };
         // The agents go first: only then are the blocks nobody's.
-        self.links.clear();
+        let undead: Vec<u64> = self
+            .links
+            .drain()
+            .filter_map(|(_, link)| link.agent.destroy().is_err().then_some(link.id))
+            .collect();
+        let mut safe = Vec::with_capacity(active.len());
+        for (link, told, job) in active {
+            if link.is_some_and(|link| undead.contains(&link)) {
+                let blocks = job.blocks.len();
+                if !told {
+                    self.stats
+                        .quarantined
+                        .fetch_add(blocks as u64, Ordering::Relaxed);
+                }
+                let _ = job.shared.finish(Err(ReadFailure {
+                    error: error.clone(),
+                    blocks: FailedBlocks::Quarantined { blocks },
+                }));
+                std::mem::forget(job.blocks);
+            } else {
+                safe.push(job);
+            }
+        }
         // Blocks whose agent is still being destroyed elsewhere stay claimed for ever.
         for (_, fencing) in self.fencing.drain() {
             for (_, _, blocks) in fencing.reads {
@@ -259,7 +302,7 @@ impl<T: Transport> Drop for Driver<T> {
             .try_iter()
             .map(|job| *job)
             .collect::<Vec<_>>();
-        for job in jobs.into_iter().chain(active).chain(unseen) {
+        for job in jobs.into_iter().chain(safe).chain(unseen) {
             let ReadJob {
                 id, shared, blocks, ..
             } = job;

@@ -27,7 +27,7 @@ use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
 use crate::peer::{PeerConfig, PeerKey, PeerTable, Want};
 use crate::telemetry::EngineStats;
-use crate::transport::{Agent, Descriptor, Transport};
+use crate::transport::{Agent, Descriptor, Transport, TransportError};
 
 /// How long an agent is polled after a notice was given to it, so that the notice leaves.
 const FLUSH: Duration = Duration::from_millis(20);
@@ -77,6 +77,8 @@ pub(crate) enum Event<A: Agent> {
     },
     Fenced {
         link: u64,
+        /// Whether the agent is gone. If not, its reads may be written for ever.
+        fenced: Result<(), TransportError>,
     },
 }
 
@@ -318,20 +320,7 @@ impl<T: Transport> Driver<T> {
 
     fn on_event(&mut self, event: Event<T::Agent>, now: MonoTime) {
         match event {
-            Event::Fenced { link } => {
-                for (place, read, blocks) in self
-                    .fencing
-                    .remove(&link)
-                    .map(|fencing| fencing.reads)
-                    .unwrap_or_default()
-                {
-                    self.stats
-                        .quarantined
-                        .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
-                    let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
-                    self.free.push(place);
-                }
-            }
+            Event::Fenced { link, fenced } => self.on_fenced(link, fenced),
             Event::Met {
                 peer,
                 attempt,

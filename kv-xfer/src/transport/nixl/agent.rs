@@ -40,6 +40,8 @@ pub struct NixlAgent {
     lists: HashMap<(MemKind, MemKind), Lists>,
     /// What the registered regions lie in; given up only after the agent is gone.
     keep: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Nothing above is used any more.
+    destroyed: bool,
 }
 
 impl fmt::Debug for NixlAgent {
@@ -86,6 +88,7 @@ impl NixlAgent {
                 peers: HashMap::new(),
                 lists: HashMap::new(),
                 keep: Vec::new(),
+                destroyed: false,
             }),
             Err(cause) => {
                 // SAFETY: the agent was just made and nothing else knows it.
@@ -426,10 +429,18 @@ impl Agent for NixlAgent {
         }
         Ok(())
     }
+
+    fn destroy(mut self) -> Result<(), TransportError> {
+        self.tear_down()
+    }
 }
 
-impl Drop for NixlAgent {
-    fn drop(&mut self) {
+impl NixlAgent {
+    /// Destroys everything, once.
+    fn tear_down(&mut self) -> Result<(), TransportError> {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return Ok(());
+        }
         for lists in self.lists.values() {
             // SAFETY: the list is live and not used again.
             let _ = unsafe { self.library.destroy_xfer_dlist(lists.local) };
@@ -444,10 +455,18 @@ impl Drop for NixlAgent {
         // SAFETY: the agent is live and not used again; the backend handle is not used either.
         let destroyed = unsafe { self.library.destroy_agent(self.agent) };
         let _ = self.backend;
-        if let Err(cause) = destroyed {
+        destroyed.map_err(|cause| {
             // Nothing says that its writes have stopped: its memory must never be unmapped.
-            tracing::error!(agent = %self.name, %cause, "an agent could not be destroyed");
             std::mem::forget(std::mem::take(&mut self.keep));
+            error("destroy agent", &cause)
+        })
+    }
+}
+
+impl Drop for NixlAgent {
+    fn drop(&mut self) {
+        if let Err(error) = self.tear_down() {
+            tracing::error!(agent = %self.name, %error, "an agent could not be destroyed");
         }
     }
 }
