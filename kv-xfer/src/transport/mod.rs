@@ -84,6 +84,14 @@ pub struct TransportError {
     pub raw: Option<i32>,
 }
 
+impl TransportError {
+    /// Whether the connection to the peer is not to be used again. What the transport refused as an
+    /// argument says nothing about the connection.
+    pub(crate) fn breaks_link(&self) -> bool {
+        matches!(self.kind, FailureKind::PeerLost | FailureKind::Backend)
+    }
+}
+
 /// What a transport is, for reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportInfo {

@@ -240,8 +240,12 @@ impl<T: Transport> Driver<T> {
                     return;
                 }
                 Err(error) => {
-                    let peer = &job.peer;
+                    let (peer, id) = (&job.peer, link.id);
                     tracing::debug!(%peer, %error, "release by notice failed, using the side channel");
+                    // The next read would find the connection broken: it is made anew for it.
+                    if error.breaks_link() && !self.uses_link(id) {
+                        self.part_idle(id, now);
+                    }
                 }
             }
         }

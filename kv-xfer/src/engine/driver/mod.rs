@@ -420,7 +420,14 @@ impl<T: Transport> Driver<T> {
                 worked = true;
             }
             Advance::Ended(verdict) => {
+                let peer = read.job.peer.clone();
+                // What broke may not heal by itself: the peer is met afresh, by another agent.
+                let broken = verdict.as_ref().err().filter(|error| error.breaks_link());
+                let broken = broken.cloned();
                 self.end(place, verdict, now);
+                if let Some(error) = broken {
+                    self.part(&peer, None, &error, now);
+                }
                 return true;
             }
             Advance::InDoubt(error) => {
