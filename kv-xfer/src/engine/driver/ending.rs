@@ -185,11 +185,15 @@ impl<T: Transport> Driver<T> {
         }
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
         self.fencing.insert(link.id, Fencing { reads: fenced });
-        let teardown = Teardown {
+        self.tear_down(Teardown {
             link: link.id,
             agent: link.agent,
             requests,
-        };
+        });
+    }
+
+    /// Has an agent destroyed, off this thread.
+    pub(super) fn tear_down(&mut self, teardown: Teardown<T::Agent>) {
         if let Err(refused) = self.channels.teardowns.send(teardown) {
             // The fencing thread is gone: destroy the agent here, late rather than never.
             let Teardown { link, agent, .. } = refused.into_inner();

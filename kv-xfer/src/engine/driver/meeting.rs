@@ -8,7 +8,7 @@ use crate::clock::MonoTime;
 use crate::engine::connect::{ConnectError, Errand, Met, Teardown};
 use crate::engine::error::ReadError;
 use crate::engine::read::Env;
-use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, Want};
+use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, PeerState, Want};
 use crate::transport::{Agent, Transport};
 
 impl<T: Transport> Driver<T> {
@@ -25,12 +25,13 @@ impl<T: Transport> Driver<T> {
                 let outcome = self.peers.on_card(peer, attempt, &link.engine, life, now);
                 if self.stopping.is_some() || outcome == CardOutcome::Stale {
                     let (link, agent) = (link.id, link.agent);
-                    let _ = self.channels.teardowns.send(Teardown {
+                    self.fencing.entry(link).or_default();
+                    self.tear_down(Teardown {
                         link,
                         agent,
                         requests: Vec::new(),
                     });
-                    self.fencing.entry(link).or_default();
+                    self.start_waiting(peer, now);
                     return;
                 }
                 self.troubles.remove(peer);
@@ -56,11 +57,15 @@ impl<T: Transport> Driver<T> {
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%peer, error = %cause, "a peer could not be met");
-                self.peers.on_failure(peer, attempt, now);
+                let current = self.peers.on_failure(peer, attempt, now).is_some();
                 if self.troubles.len() > MAX_TROUBLES {
                     self.troubles.clear();
                 }
                 self.troubles.insert(peer.clone(), cause.to_string());
+                if !current {
+                    // Who waits now waits for a later attempt.
+                    return;
+                }
                 for place in self.take_waiting(peer) {
                     let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
                         continue;
@@ -71,6 +76,11 @@ impl<T: Transport> Driver<T> {
                 return;
             }
         }
+        self.start_waiting(peer, now);
+    }
+
+    /// Lets the reads that wait for a peer use it, or wait for it anew.
+    fn start_waiting(&mut self, peer: &PeerKey, now: MonoTime) {
         for place in self.take_waiting(peer) {
             self.start(place, now);
         }
@@ -226,7 +236,10 @@ impl<T: Transport> Driver<T> {
         if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone()))
         {
             self.part(&peer, None, &ReadError::Fenced { engine }, now);
-            self.peers.forget(&peer);
+            // Reads may wait for another life of it, which is being met.
+            if !matches!(self.peers.state(&peer), Some(PeerState::Connecting { .. })) {
+                self.peers.forget(&peer);
+            }
         }
     }
 

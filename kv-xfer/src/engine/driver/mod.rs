@@ -202,6 +202,8 @@ impl<T: Transport> Driver<T> {
             self.on_event(event, now);
             worked = true;
         }
+        // Before anything can want a peer: an attempt that is over must end what waits for it.
+        worked |= self.give_up_meetings(now);
         while let Ok(command) = self.channels.commands.try_recv() {
             self.on_command(command, now);
             worked = true;
@@ -216,7 +218,6 @@ impl<T: Transport> Driver<T> {
             }
         }
         while self.channels.wake.try_recv().is_ok() {}
-        worked |= self.give_up_meetings(now);
         worked |= self.admit(now);
         let mut next = 0;
         while let Some(place) = self.order.get(next).copied() {
