@@ -114,6 +114,7 @@ impl Engine {
         let (wake, wake_rx) = bounded(1);
         let (events_tx, events_rx) = unbounded();
         let (errands_tx, errands_rx) = unbounded();
+        let (retries_tx, retries_rx) = unbounded();
         let (releases_tx, releases_rx) = bounded(1024);
         let (teardowns_tx, teardowns_rx) = unbounded();
         let (returned_tx, returned) = unbounded();
@@ -125,6 +126,7 @@ impl Engine {
             config.reader.connect_threads,
             WorkerEnds {
                 errands: errands_rx,
+                retries: retries_rx,
                 releases: releases_rx,
                 teardowns: teardowns_rx,
                 events: events_tx,
@@ -142,6 +144,7 @@ impl Engine {
                 wake: wake_rx,
                 events: events_rx,
                 errands: errands_tx,
+                retries: retries_tx,
                 releases: releases_tx,
                 teardowns: teardowns_tx,
                 returned: returned_tx.clone(),

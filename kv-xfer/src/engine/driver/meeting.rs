@@ -53,6 +53,7 @@ impl<T: Transport> Driver<T> {
             }) => {
                 self.peers
                     .on_card(peer, attempt, &engine, Some(incarnation), now);
+                self.troubles.remove(peer);
             }
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
@@ -148,12 +149,12 @@ impl<T: Transport> Driver<T> {
             }
         }
         let cause = match self.peers.want(&peer, now) {
-            Ok(Want::Connect { attempt, .. }) => {
+            Ok(Want::Connect { attempt, deadline }) => {
                 self.waiting
                     .entry(peer.clone())
                     .or_default()
                     .push((place, id));
-                self.meet(&peer, attempt);
+                self.meet(&peer, attempt, deadline);
                 return;
             }
             Ok(Want::Connecting { .. }) => {
@@ -167,12 +168,12 @@ impl<T: Transport> Driver<T> {
             Ok(Want::Use { .. }) => {
                 // The table has the card but the link is gone: it is met afresh.
                 self.peers.forget(&peer);
-                if let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now) {
+                if let Ok(Want::Connect { attempt, deadline }) = self.peers.want(&peer, now) {
                     self.waiting
                         .entry(peer.clone())
                         .or_default()
                         .push((place, id));
-                    self.meet(&peer, attempt);
+                    self.meet(&peer, attempt, deadline);
                     return;
                 }
                 ConnectError::Refused("the peer table is inconsistent".into())
@@ -183,12 +184,17 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Sends for a peer's card.
-    pub(super) fn meet(&mut self, peer: &PeerKey, attempt: u64) {
-        let _ = self.channels.errands.send(Errand {
+    pub(super) fn meet(&mut self, peer: &PeerKey, attempt: u64, until: MonoTime) {
+        let lane = if self.troubles.contains_key(peer) {
+            &self.channels.retries
+        } else {
+            &self.channels.errands
+        };
+        let _ = lane.send(Errand {
             peer: peer.clone(),
             attempt,
             known: self.links.get(peer).map(|link| link.incarnation),
-            limit: self.config.connect_timeout,
+            until,
         });
     }
 

@@ -105,6 +105,8 @@ pub(crate) struct Channels<A: Agent> {
     pub wake: Receiver<()>,
     pub events: Receiver<Event<A>>,
     pub errands: Sender<Errand>,
+    /// Errands to peers that could not be met last time.
+    pub retries: Sender<Errand>,
     /// Bounded: a release that finds it full is left to the lease's own end.
     pub releases: Sender<ReleaseJob>,
     pub teardowns: Sender<Teardown<A>>,
@@ -123,7 +125,7 @@ pub(crate) struct Driver<T: Transport> {
     backlog: VecDeque<Box<ReadJob>>,
     /// The reads that wait for a peer to be met, with their places.
     waiting: HashMap<PeerKey, Vec<(usize, ReadId)>>,
-    /// What went wrong last with peers that are left alone for a while.
+    /// What went wrong with peers that could not be met last time.
     troubles: HashMap<PeerKey, String>,
     fencing: HashMap<u64, Fencing>,
     batch: Vec<Descriptor>,
@@ -295,9 +297,9 @@ impl<T: Transport> Driver<T> {
             }
             Command::Connect { peer } => {
                 if !self.links.contains_key(&peer)
-                    && let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now)
+                    && let Ok(Want::Connect { attempt, deadline }) = self.peers.want(&peer, now)
                 {
-                    self.meet(&peer, attempt);
+                    self.meet(&peer, attempt, deadline);
                 }
             }
             Command::Shutdown { deadline } => {
