@@ -48,7 +48,7 @@ use self::connect::Workers;
 use self::driver::{Command, ReleaseJob};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread};
-use self::read::ReadJob;
+use self::read::{ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
 use crate::ids::{EngineId, Incarnation, LeaseId};
@@ -92,7 +92,7 @@ pub struct Engine {
     serving: Option<Serving>,
     owner: Arc<Owner>,
     next_read: AtomicU64,
-    reads: Sender<Box<ReadJob>>,
+    reads: Sender<Submitted>,
     commands: Sender<Command>,
     freed: Receiver<FreedBlocks>,
     returned: Receiver<ReturnedBlocks>,
@@ -337,7 +337,7 @@ impl Engine {
         let ReadRequest {
             offer,
             span,
-            blocks,
+            mut blocks,
             timeout,
             release,
         } = request;
@@ -375,7 +375,8 @@ impl Engine {
         let id = ReadId(self.next_read.fetch_add(1, Ordering::Relaxed));
         let shared = ReadShared::new();
         let submitted = self.clock.now();
-        let job = Box::new(ReadJob {
+        let none = blocks.split_off(blocks.len());
+        let job = ReadJob {
             id,
             shared: Arc::clone(&shared),
             engine: offer.engine.clone(),
@@ -387,18 +388,18 @@ impl Engine {
             submitted,
             deadline: submitted.saturating_add(timeout),
             release,
-        });
-        let (error, job) = match self.reads.try_send(job) {
+        };
+        let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
+        let (error, refused) = match self.reads.try_send(Submitted::new(job, Arc::clone(&owner))) {
             Ok(()) => {
                 self.stats.submitted.fetch_add(1, Ordering::Relaxed);
-                let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
                 return Ok(ReadHandle::new(id, shared, owner));
             }
             Err(TrySendError::Full(job)) => (SubmitError::QueueFull { queued: queue }, job),
             Err(TrySendError::Disconnected(job)) => (SubmitError::ShuttingDown, job),
         };
         self.stats.queued.fetch_sub(1, Ordering::Relaxed);
-        refuse(error, job.blocks)
+        refuse(error, refused.into_job().map_or(none, |job| job.blocks))
     }
 
     /// Tells the holder that the offered blocks are not needed (any longer): after a decision not

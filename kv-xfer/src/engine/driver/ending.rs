@@ -308,7 +308,7 @@ impl<T: Transport> Drop for Driver<T> {
             .channels
             .reads
             .try_iter()
-            .map(|job| *job)
+            .filter_map(|submitted| submitted.into_job().map(|job| *job))
             .collect::<Vec<_>>();
         for job in jobs.into_iter().chain(safe).chain(unseen) {
             let ReadJob {

@@ -20,7 +20,7 @@ use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
 use super::handle::ReadId;
 use super::link::Link;
-use super::read::{ActiveRead, Advance, Env, ReadJob};
+use super::read::{ActiveRead, Advance, Env, ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{Incarnation, WordSlot};
@@ -100,7 +100,7 @@ struct Fencing {
 type Request<T> = <<T as Transport>::Agent as Agent>::Request;
 
 pub(crate) struct Channels<A: Agent> {
-    pub reads: Receiver<Box<ReadJob>>,
+    pub reads: Receiver<Submitted>,
     pub commands: Receiver<Command>,
     pub wake: Receiver<()>,
     pub events: Receiver<Event<A>>,
@@ -210,8 +210,11 @@ impl<T: Transport> Driver<T> {
             self.on_command(command, now);
             worked = true;
         }
-        while let Ok(job) = self.channels.reads.try_recv() {
+        while let Ok(submitted) = self.channels.reads.try_recv() {
             worked = true;
+            let Some(job) = submitted.into_job() else {
+                continue;
+            };
             if self.stopping.is_some() {
                 // Submitted before the shutdown, seen after it.
                 self.end_unstarted(*job, ReadError::ShuttingDown, now);
