@@ -51,7 +51,7 @@ use self::holder::{Holder, HolderThread};
 use self::read::{ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
-use crate::ids::{EngineId, Incarnation, LeaseId};
+use crate::ids::{EngineId, Incarnation, LeaseId, LeaseWord, WordSlot};
 use crate::layout::LayoutFingerprint;
 use crate::lease::{FreedBlocks, NewLease};
 use crate::memory::{KvPool, OwnedBlocks};
@@ -186,6 +186,25 @@ impl Engine {
             );
         }
         let runs = BlockRuns::from_ids(&blocks);
+        let mut ticket = Ticket {
+            incarnation: self.incarnation,
+            lease: LeaseRef {
+                id: LeaseId(0),
+                slot: WordSlot(0),
+                word: LeaseWord(0),
+            },
+            runs: runs.clone(),
+            block_tokens: self.pool.layout().block_tokens(),
+            tokens,
+            hashes,
+            remaining: Duration::ZERO,
+            stamp: MonoTime::ZERO,
+            fingerprint: self.fingerprint,
+        };
+        // Before anything is granted: an ended lease gives its blocks back by another way.
+        if let Err(fault) = ticket.validate() {
+            return refuse(LeaseError::Describe(fault.into()), blocks);
+        }
         let new = NewLease {
             request: request.clone(),
             blocks: blocks.clone(),
@@ -196,21 +215,13 @@ impl Engine {
             Err(refused) => return refuse(refused.error.into(), refused.blocks),
         };
         let now = self.clock.now();
-        let ticket = Ticket {
-            incarnation: self.incarnation,
-            lease: LeaseRef {
-                id: grant.lease,
-                slot: grant.slot,
-                word: grant.word,
-            },
-            runs: runs.clone(),
-            block_tokens: self.pool.layout().block_tokens(),
-            tokens,
-            hashes,
-            remaining: grant.deadline.saturating_since(now),
-            stamp: now,
-            fingerprint: self.fingerprint,
+        ticket.lease = LeaseRef {
+            id: grant.lease,
+            slot: grant.slot,
+            word: grant.word,
         };
+        ticket.remaining = grant.deadline.saturating_since(now);
+        ticket.stamp = now;
         let binding = Binding {
             engine: &self.config.engine_id,
             request: &request,
@@ -220,8 +231,10 @@ impl Engine {
         let sealed = match ticket.seal(self.config.cluster_key.as_ref(), &binding) {
             Ok(sealed) => sealed,
             Err(cause) => {
-                // Nobody has the descriptor: the blocks are the caller's again, not the channel's.
-                self.holder.take_back(grant.lease);
+                // Nobody has the descriptor: the blocks are the caller's again, not the channel's,
+                // unless the lease is over and the channel has them.
+                let held = self.holder.take_back(grant.lease);
+                let blocks = if held { blocks } else { Vec::new() };
                 return refuse(LeaseError::Describe(cause), blocks);
             }
         };

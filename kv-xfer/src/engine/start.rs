@@ -58,6 +58,11 @@ impl Engine {
                 "reader.active and reader.queue must be at least 1",
             ));
         }
+        if config.reader.windows_in_flight == 0 {
+            return Err(StartError::Config(
+                "reader.windows_in_flight must be at least 1, or no read would move",
+            ));
+        }
         let incarnation = Incarnation(random()?.max(1));
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();
