@@ -34,7 +34,8 @@ pub struct ReaderConfig {
     /// Agents kept, one per peer. Past it the longest idle one goes. An agent costs about 18 ms,
     /// 5 MB and 15 file descriptors.
     pub max_peers: usize,
-    /// Threads that meet peers in parallel.
+    /// Threads that meet peers in parallel, and as many again for peers that could not be met last
+    /// time.
     pub connect_threads: usize,
     /// An agent that has been idle for this long is destroyed.
     pub idle_peer: Duration,

@@ -175,7 +175,8 @@ pub(crate) struct Errand {
     pub attempt: u64,
     /// The life of it that is met already.
     pub known: Option<Incarnation>,
-    pub limit: Duration,
+    /// When the attempt is given up; an errand that nobody got to by then is dropped.
+    pub until: MonoTime,
 }
 
 /// An agent to destroy, with what it still had in flight.
@@ -198,6 +199,9 @@ pub(crate) struct Workers {
 /// The ends of the channels that the threads serve.
 pub(crate) struct WorkerEnds<A: Agent> {
     pub errands: Receiver<Errand>,
+    /// To peers that could not be met last time. They have threads of their own: those that never
+    /// answer would take up all threads and keep others from being met.
+    pub retries: Receiver<Errand>,
     pub releases: Receiver<ReleaseJob>,
     pub teardowns: Receiver<Teardown<A>>,
     pub events: Sender<Event<A>>,
@@ -214,14 +218,17 @@ impl Workers {
     ) -> std::io::Result<Self> {
         let WorkerEnds {
             errands,
+            retries,
             releases,
             teardowns,
             events,
         } = ends;
-        let mut threads = Vec::with_capacity(count.saturating_add(2));
+        let mut threads = Vec::new();
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
-        for n in 0..count.max(1) {
+        let lanes = [("meet", errands), ("retry", retries)];
+        let each = (0..count.max(1)).flat_map(|n| lanes.iter().map(move |lane| (n, lane)));
+        for (n, (lane, errands)) in each {
             let meeting = Meeting {
                 transport: Arc::clone(transport),
                 cards: Arc::clone(cards),
@@ -231,7 +238,7 @@ impl Workers {
             };
             let (errands, events) = (errands.clone(), events.clone());
             threads.push(
-                thread(format!("kvx-meet-{n}")).spawn(move || meeting.run(&errands, &events))?,
+                thread(format!("kvx-{lane}-{n}")).spawn(move || meeting.run(&errands, &events))?,
             );
         }
         let stopping = Arc::new(AtomicBool::new(false));
@@ -261,8 +268,8 @@ impl Workers {
                     agent.discard(request);
                 }
                 // The fence: after this, nothing is written on the agent's behalf.
-                drop(agent);
-                if events.send(Event::Fenced { link }).is_err() {
+                let fenced = agent.destroy();
+                if events.send(Event::Fenced { link, fenced }).is_err() {
                     break;
                 }
             }
@@ -335,9 +342,14 @@ impl<T: Transport> Meeting<T> {
             peer,
             attempt,
             known,
-            limit,
+            until,
         } in errands
         {
+            let limit = until.saturating_since(self.clock.now());
+            if limit.is_zero() {
+                // The driver has given it up.
+                continue;
+            }
             let result = self.meet(&peer, known, limit);
             if events
                 .send(Event::Met {

@@ -144,6 +144,11 @@ impl ReadError {
         }
     }
 
+    /// Whether the connection to the peer is not to be used again.
+    pub(super) fn breaks_link(&self) -> bool {
+        matches!(self, Self::Transport { cause, .. } if cause.breaks_link())
+    }
+
     /// What the caller should do.
     #[must_use]
     pub fn advice(&self) -> Advice {

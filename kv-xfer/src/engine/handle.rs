@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -129,7 +130,11 @@ impl ReadShared {
                 drop(cell);
                 self.ended.notify_all();
                 if let Some(waker) = waker {
-                    waker.wake();
+                    // The caller's code, on the driver's thread: its panic must not end the driver.
+                    let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                    if woken.is_err() {
+                        tracing::error!("the waker of a read panicked");
+                    }
                 }
                 None
             }
@@ -256,13 +261,14 @@ impl Future for ReadHandle {
     type Output = ReadOutcome;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReadOutcome> {
+        // The caller's code (cloning and dropping wakers) runs without the lock.
+        let fresh = context.waker().clone();
         let mut cell = self.shared.cell.lock();
         match &mut *cell {
             Cell::Running(waker) => {
-                match waker {
-                    Some(known) if known.will_wake(context.waker()) => {}
-                    _ => *waker = Some(context.waker().clone()),
-                }
+                let known = waker.replace(fresh);
+                drop(cell);
+                drop(known);
                 Poll::Pending
             }
             Cell::Finished(_) | Cell::Taken => {

@@ -114,14 +114,18 @@ impl Holder {
         held
     }
 
-    /// Undoes a grant that nobody was told of: the caller keeps the blocks.
-    pub(crate) fn take_back(&self, lease: LeaseId) {
+    /// Undoes a grant that nobody was told of: the caller keeps the blocks. False when the lease is
+    /// over already and its blocks have been sent.
+    pub(crate) fn take_back(&self, lease: LeaseId) -> bool {
         let mut table = self.table.lock();
-        if let Some(ended) = table.revoke(lease) {
+        let ended = table.revoke(lease);
+        let held = ended.is_some();
+        if let Some(ended) = ended {
             // The word is advanced all the same; the blocks are not sent.
             let _ = table.retire(ended, self.words.as_ref());
         }
         self.gauge(&table);
+        held
     }
 
     pub(crate) fn revoke(&self, lease: LeaseId) -> bool {

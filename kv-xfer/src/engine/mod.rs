@@ -48,10 +48,10 @@ use self::connect::Workers;
 use self::driver::{Command, ReleaseJob};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread};
-use self::read::ReadJob;
+use self::read::{ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
-use crate::ids::{EngineId, Incarnation, LeaseId};
+use crate::ids::{EngineId, Incarnation, LeaseId, LeaseWord, WordSlot};
 use crate::layout::LayoutFingerprint;
 use crate::lease::{FreedBlocks, NewLease};
 use crate::memory::{KvPool, OwnedBlocks};
@@ -92,7 +92,7 @@ pub struct Engine {
     serving: Option<Serving>,
     owner: Arc<Owner>,
     next_read: AtomicU64,
-    reads: Sender<Box<ReadJob>>,
+    reads: Sender<Submitted>,
     commands: Sender<Command>,
     freed: Receiver<FreedBlocks>,
     returned: Receiver<ReturnedBlocks>,
@@ -186,6 +186,25 @@ impl Engine {
             );
         }
         let runs = BlockRuns::from_ids(&blocks);
+        let mut ticket = Ticket {
+            incarnation: self.incarnation,
+            lease: LeaseRef {
+                id: LeaseId(0),
+                slot: WordSlot(0),
+                word: LeaseWord(0),
+            },
+            runs: runs.clone(),
+            block_tokens: self.pool.layout().block_tokens(),
+            tokens,
+            hashes,
+            remaining: Duration::ZERO,
+            stamp: MonoTime::ZERO,
+            fingerprint: self.fingerprint,
+        };
+        // Before anything is granted: an ended lease gives its blocks back by another way.
+        if let Err(fault) = ticket.validate() {
+            return refuse(LeaseError::Describe(fault.into()), blocks);
+        }
         let new = NewLease {
             request: request.clone(),
             blocks: blocks.clone(),
@@ -196,21 +215,13 @@ impl Engine {
             Err(refused) => return refuse(refused.error.into(), refused.blocks),
         };
         let now = self.clock.now();
-        let ticket = Ticket {
-            incarnation: self.incarnation,
-            lease: LeaseRef {
-                id: grant.lease,
-                slot: grant.slot,
-                word: grant.word,
-            },
-            runs: runs.clone(),
-            block_tokens: self.pool.layout().block_tokens(),
-            tokens,
-            hashes,
-            remaining: grant.deadline.saturating_since(now),
-            stamp: now,
-            fingerprint: self.fingerprint,
+        ticket.lease = LeaseRef {
+            id: grant.lease,
+            slot: grant.slot,
+            word: grant.word,
         };
+        ticket.remaining = grant.deadline.saturating_since(now);
+        ticket.stamp = now;
         let binding = Binding {
             engine: &self.config.engine_id,
             request: &request,
@@ -220,8 +231,10 @@ impl Engine {
         let sealed = match ticket.seal(self.config.cluster_key.as_ref(), &binding) {
             Ok(sealed) => sealed,
             Err(cause) => {
-                // Nobody has the descriptor: the blocks are the caller's again, not the channel's.
-                self.holder.take_back(grant.lease);
+                // Nobody has the descriptor: the blocks are the caller's again, not the channel's,
+                // unless the lease is over and the channel has them.
+                let held = self.holder.take_back(grant.lease);
+                let blocks = if held { blocks } else { Vec::new() };
                 return refuse(LeaseError::Describe(cause), blocks);
             }
         };
@@ -337,7 +350,7 @@ impl Engine {
         let ReadRequest {
             offer,
             span,
-            blocks,
+            mut blocks,
             timeout,
             release,
         } = request;
@@ -375,7 +388,8 @@ impl Engine {
         let id = ReadId(self.next_read.fetch_add(1, Ordering::Relaxed));
         let shared = ReadShared::new();
         let submitted = self.clock.now();
-        let job = Box::new(ReadJob {
+        let none = blocks.split_off(blocks.len());
+        let job = ReadJob {
             id,
             shared: Arc::clone(&shared),
             engine: offer.engine.clone(),
@@ -387,18 +401,18 @@ impl Engine {
             submitted,
             deadline: submitted.saturating_add(timeout),
             release,
-        });
-        let (error, job) = match self.reads.try_send(job) {
+        };
+        let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
+        let (error, refused) = match self.reads.try_send(Submitted::new(job, Arc::clone(&owner))) {
             Ok(()) => {
                 self.stats.submitted.fetch_add(1, Ordering::Relaxed);
-                let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
                 return Ok(ReadHandle::new(id, shared, owner));
             }
             Err(TrySendError::Full(job)) => (SubmitError::QueueFull { queued: queue }, job),
             Err(TrySendError::Disconnected(job)) => (SubmitError::ShuttingDown, job),
         };
         self.stats.queued.fetch_sub(1, Ordering::Relaxed);
-        refuse(error, job.blocks)
+        refuse(error, refused.into_job().map_or(none, |job| job.blocks))
     }
 
     /// Tells the holder that the offered blocks are not needed (any longer): after a decision not

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::config::ReaderConfig;
 use super::error::ReadError;
-use super::handle::{ReadId, ReadReport, ReadShared};
+use super::handle::{FailedBlocks, HandleOwner, ReadFailure, ReadId, ReadReport, ReadShared};
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{BlockRuns, LeaseRef};
@@ -53,6 +53,43 @@ pub(crate) struct ReadJob {
 impl ReadJob {
     pub(crate) fn limit(&self) -> Duration {
         self.deadline.saturating_since(self.submitted)
+    }
+}
+
+/// A read on its way to the driver. Should it never get there, its handle hears of it all the same.
+pub(crate) struct Submitted {
+    job: Option<Box<ReadJob>>,
+    owner: Arc<dyn HandleOwner>,
+}
+
+impl Submitted {
+    pub(crate) fn new(job: ReadJob, owner: Arc<dyn HandleOwner>) -> Self {
+        let job = Some(Box::new(job));
+        Self { job, owner }
+    }
+
+    pub(crate) fn into_job(mut self) -> Option<Box<ReadJob>> {
+        self.job.take()
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        let Some(job) = self.job.take() else { return };
+        let ReadJob {
+            id, shared, blocks, ..
+        } = *job;
+        let untaken = shared.finish(Err(ReadFailure {
+            error: ReadError::DriverGone,
+            blocks: FailedBlocks::Returned(blocks),
+        }));
+        if let Some(Err(ReadFailure {
+            blocks: FailedBlocks::Returned(blocks),
+            ..
+        })) = untaken
+        {
+            self.owner.unclaimed(id, blocks);
+        }
     }
 }
 

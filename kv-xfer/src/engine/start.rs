@@ -58,6 +58,11 @@ impl Engine {
                 "reader.active and reader.queue must be at least 1",
             ));
         }
+        if config.reader.windows_in_flight == 0 {
+            return Err(StartError::Config(
+                "reader.windows_in_flight must be at least 1, or no read would move",
+            ));
+        }
         let incarnation = Incarnation(random()?.max(1));
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();
@@ -114,6 +119,7 @@ impl Engine {
         let (wake, wake_rx) = bounded(1);
         let (events_tx, events_rx) = unbounded();
         let (errands_tx, errands_rx) = unbounded();
+        let (retries_tx, retries_rx) = unbounded();
         let (releases_tx, releases_rx) = bounded(1024);
         let (teardowns_tx, teardowns_rx) = unbounded();
         let (returned_tx, returned) = unbounded();
@@ -125,6 +131,7 @@ impl Engine {
             config.reader.connect_threads,
             WorkerEnds {
                 errands: errands_rx,
+                retries: retries_rx,
                 releases: releases_rx,
                 teardowns: teardowns_rx,
                 events: events_tx,
@@ -142,6 +149,7 @@ impl Engine {
                 wake: wake_rx,
                 events: events_rx,
                 errands: errands_tx,
+                retries: retries_tx,
                 releases: releases_tx,
                 teardowns: teardowns_tx,
                 returned: returned_tx.clone(),

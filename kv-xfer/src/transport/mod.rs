@@ -84,6 +84,14 @@ pub struct TransportError {
     pub raw: Option<i32>,
 }
 
+impl TransportError {
+    /// Whether the connection to the peer is not to be used again. What the transport refused as an
+    /// argument says nothing about the connection.
+    pub(crate) fn breaks_link(&self) -> bool {
+        matches!(self.kind, FailureKind::PeerLost | FailureKind::Backend)
+    }
+}
+
 /// What a transport is, for reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportInfo {
@@ -129,7 +137,8 @@ pub enum AgentRole {
 /// One endpoint. Owned by one thread at a time; dropping it destroys it.
 ///
 /// **The fence.** Destroying an agent is the only thing that stops its posted reads from writing.
-/// After `drop` returns, no byte of local memory changes on this agent's behalf.
+/// After [`destroy`](Agent::destroy) has succeeded, no byte of local memory changes on this agent's
+/// behalf. Dropping it does the same, without saying whether it worked.
 pub trait Agent: Send + 'static {
     /// A posted window. Nothing cancels it: the engine keeps it until [`poll`](Agent::poll) has
     /// reported its end, or destroys the agent.
@@ -198,6 +207,13 @@ pub trait Agent: Send + 'static {
     /// [`TransportError`] when the backend fails.
     fn notifications(&mut self, into: &mut Vec<(AgentName, Vec<u8>)>)
     -> Result<(), TransportError>;
+
+    /// Destroys the agent, and says whether that has ended its writes.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the library refuses: its posted reads may then write for as long as
+    /// the process lives, and what was registered stays mapped.
+    fn destroy(self) -> Result<(), TransportError>;
 }
 
 /// Whether bytes may still land after a failure.

@@ -178,6 +178,7 @@ struct State {
     script: VecDeque<Behaviour>,
     next_operation: u64,
     windows_posted: u64,
+    indestructible: bool,
 }
 
 /// The fabric: memories, agents and what is in flight between them. Clones share it.
@@ -227,6 +228,12 @@ impl SimFabric {
         if let Some(state) = self.state.lock().agents.get_mut(agent) {
             state.dead = true;
         }
+    }
+
+    /// From now on agents cannot be destroyed, as when a library refuses: what they have posted can
+    /// still write after they are gone.
+    pub fn refuse_destruction(&self) {
+        self.state.lock().indestructible = true;
     }
 
     /// How many windows have been posted so far, over all agents.
@@ -565,11 +572,22 @@ impl Agent for SimAgent {
         }
         Ok(())
     }
+
+    fn destroy(self) -> Result<(), TransportError> {
+        if self.fabric.state.lock().indestructible {
+            let cause = "the script refuses to destroy agents";
+            return Err(error("destroy agent", FailureKind::Backend, cause));
+        }
+        Ok(())
+    }
 }
 
 impl Drop for SimAgent {
     fn drop(&mut self) {
         let mut state = self.fabric.state.lock();
+        if state.indestructible {
+            return;
+        }
         state.agents.remove(&self.name);
         state
             .operations

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Driver, Event, Fencing, ReleaseJob, ReturnedBlocks};
+use super::{Driver, Fencing, ReleaseJob, ReturnedBlocks};
 use crate::clock::MonoTime;
 use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
@@ -12,7 +12,7 @@ use crate::engine::handle::{FailedBlocks, Landed, ReadFailure, ReadId, ReadOutco
 use crate::engine::notice::Notice;
 use crate::engine::read::{ActiveRead, ReadJob, ReleasePolicy};
 use crate::peer::PeerKey;
-use crate::transport::{Agent, Transport};
+use crate::transport::{Agent, Transport, TransportError};
 
 /// A link that was used within this may have a notice that has not left yet.
 const RECENTLY: Duration = Duration::from_secs(1);
@@ -190,17 +190,42 @@ impl<T: Transport> Driver<T> {
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
         self.fencing.insert(link.id, Fencing { reads: fenced });
         let flush = now.saturating_since(link.used) < RECENTLY;
-        let teardown = Teardown {
+        self.tear_down(Teardown {
             flush,
             link: link.id,
             agent: link.agent,
             requests,
-        };
+        });
+    }
+
+    /// Has an agent destroyed, off this thread.
+    pub(super) fn tear_down(&mut self, teardown: Teardown<T::Agent>) {
         if let Err(refused) = self.channels.teardowns.send(teardown) {
             // The fencing thread is gone: destroy the agent here, late rather than never.
             let Teardown { link, agent, .. } = refused.into_inner();
-            drop(agent);
-            self.on_event(Event::Fenced { link }, now);
+            let fenced = agent.destroy();
+            self.on_fenced(link, fenced);
+        }
+    }
+
+    /// A parted link's agent has been destroyed: what was in doubt is nobody's now. If it could not
+    /// be destroyed, its blocks and places, whose words are destinations too, are never used again.
+    pub(super) fn on_fenced(&mut self, link: u64, fenced: Result<(), TransportError>) {
+        let Fencing { reads } = self.fencing.remove(&link).unwrap_or_default();
+        if let Err(error) = &fenced {
+            let reads = reads.len();
+            tracing::error!(%error, reads, "an agent could not be destroyed, its reads' blocks are lost");
+        }
+        for (place, read, blocks) in reads {
+            if fenced.is_err() {
+                std::mem::forget(blocks);
+                continue;
+            }
+            self.stats
+                .quarantined
+                .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
+            let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
+            self.free.push(place);
         }
     }
 
@@ -225,8 +250,12 @@ impl<T: Transport> Driver<T> {
                     return;
                 }
                 Err(error) => {
-                    let peer = &job.peer;
+                    let (peer, id) = (&job.peer, link.id);
                     tracing::debug!(%peer, %error, "release by notice failed, using the side channel");
+                    // The next read would find the connection broken: it is made anew for it.
+                    if error.breaks_link() && !self.uses_link(id) {
+                        self.part_idle(id, now);
+                    }
                 }
             }
         }
@@ -240,11 +269,11 @@ impl<T: Transport> Drop for Driver<T> {
     fn drop(&mut self) {
         // Whoever still waits is told, also when this thread unwinds.
         let jobs: Vec<ReadJob> = self.backlog.drain(..).map(|job| *job).collect();
-        let active: Vec<ReadJob> = self
+        let active: Vec<(Option<u64>, bool, ReadJob)> = self
             .reads
             .iter_mut()
             .filter_map(Option::take)
-            .map(|read| read.job)
+            .map(|read| (read.link, read.told.is_some(), read.job))
             .collect();
         let error = if self.stopping.is_some() {
             ReadError::ShuttingDown
@@ -252,7 +281,29 @@ impl<T: Transport> Drop for Driver<T> {
             ReadError::DriverGone
         };
         // The agents go first: only then are the blocks nobody's.
-        self.links.clear();
+        let undead: Vec<u64> = self
+            .links
+            .drain()
+            .filter_map(|(_, link)| link.agent.destroy().is_err().then_some(link.id))
+            .collect();
+        let mut safe = Vec::with_capacity(active.len());
+        for (link, told, job) in active {
+            if link.is_some_and(|link| undead.contains(&link)) {
+                let blocks = job.blocks.len();
+                if !told {
+                    self.stats
+                        .quarantined
+                        .fetch_add(blocks as u64, Ordering::Relaxed);
+                }
+                let _ = job.shared.finish(Err(ReadFailure {
+                    error: error.clone(),
+                    blocks: FailedBlocks::Quarantined { blocks },
+                }));
+                std::mem::forget(job.blocks);
+            } else {
+                safe.push(job);
+            }
+        }
         // Blocks whose agent is still being destroyed elsewhere stay claimed for ever.
         for (_, fencing) in self.fencing.drain() {
             for (_, _, blocks) in fencing.reads {
@@ -263,9 +314,9 @@ impl<T: Transport> Drop for Driver<T> {
             .channels
             .reads
             .try_iter()
-            .map(|job| *job)
+            .filter_map(|submitted| submitted.into_job().map(|job| *job))
             .collect::<Vec<_>>();
-        for job in jobs.into_iter().chain(active).chain(unseen) {
+        for job in jobs.into_iter().chain(safe).chain(unseen) {
             let ReadJob {
                 id, shared, blocks, ..
             } = job;

@@ -8,7 +8,7 @@ use crate::clock::MonoTime;
 use crate::engine::connect::{ConnectError, Errand, Met, Teardown};
 use crate::engine::error::ReadError;
 use crate::engine::read::Env;
-use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, Want};
+use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, PeerState, Want};
 use crate::transport::{Agent, Transport};
 
 impl<T: Transport> Driver<T> {
@@ -25,13 +25,14 @@ impl<T: Transport> Driver<T> {
                 let outcome = self.peers.on_card(peer, attempt, &link.engine, life, now);
                 if self.stopping.is_some() || outcome == CardOutcome::Stale {
                     let (link, agent) = (link.id, link.agent);
-                    let _ = self.channels.teardowns.send(Teardown {
+                    self.fencing.entry(link).or_default();
+                    self.tear_down(Teardown {
                         link,
                         agent,
                         requests: Vec::new(),
                         flush: false,
                     });
-                    self.fencing.entry(link).or_default();
+                    self.start_waiting(peer, now);
                     return;
                 }
                 self.troubles.remove(peer);
@@ -53,15 +54,20 @@ impl<T: Transport> Driver<T> {
             }) => {
                 self.peers
                     .on_card(peer, attempt, &engine, Some(incarnation), now);
+                self.troubles.remove(peer);
             }
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%peer, error = %cause, "a peer could not be met");
-                self.peers.on_failure(peer, attempt, now);
+                let current = self.peers.on_failure(peer, attempt, now).is_some();
                 if self.troubles.len() > MAX_TROUBLES {
                     self.troubles.clear();
                 }
                 self.troubles.insert(peer.clone(), cause.to_string());
+                if !current {
+                    // Who waits now waits for a later attempt.
+                    return;
+                }
                 for place in self.take_waiting(peer) {
                     let Some(engine) = self.read(place).map(|r| r.job.engine.clone()) else {
                         continue;
@@ -72,6 +78,11 @@ impl<T: Transport> Driver<T> {
                 return;
             }
         }
+        self.start_waiting(peer, now);
+    }
+
+    /// Lets the reads that wait for a peer use it, or wait for it anew.
+    fn start_waiting(&mut self, peer: &PeerKey, now: MonoTime) {
         for place in self.take_waiting(peer) {
             self.start(place, now);
         }
@@ -139,12 +150,12 @@ impl<T: Transport> Driver<T> {
             }
         }
         let cause = match self.peers.want(&peer, now) {
-            Ok(Want::Connect { attempt, .. }) => {
+            Ok(Want::Connect { attempt, deadline }) => {
                 self.waiting
                     .entry(peer.clone())
                     .or_default()
                     .push((place, id));
-                self.meet(&peer, attempt);
+                self.meet(&peer, attempt, deadline);
                 return;
             }
             Ok(Want::Connecting { .. }) => {
@@ -158,12 +169,12 @@ impl<T: Transport> Driver<T> {
             Ok(Want::Use { .. }) => {
                 // The table has the card but the link is gone: it is met afresh.
                 self.peers.forget(&peer);
-                if let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now) {
+                if let Ok(Want::Connect { attempt, deadline }) = self.peers.want(&peer, now) {
                     self.waiting
                         .entry(peer.clone())
                         .or_default()
                         .push((place, id));
-                    self.meet(&peer, attempt);
+                    self.meet(&peer, attempt, deadline);
                     return;
                 }
                 ConnectError::Refused("the peer table is inconsistent".into())
@@ -174,12 +185,17 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Sends for a peer's card.
-    pub(super) fn meet(&mut self, peer: &PeerKey, attempt: u64) {
-        let _ = self.channels.errands.send(Errand {
+    pub(super) fn meet(&mut self, peer: &PeerKey, attempt: u64, until: MonoTime) {
+        let lane = if self.troubles.contains_key(peer) {
+            &self.channels.retries
+        } else {
+            &self.channels.errands
+        };
+        let _ = lane.send(Errand {
             peer: peer.clone(),
             attempt,
             known: self.links.get(peer).map(|link| link.incarnation),
-            limit: self.config.connect_timeout,
+            until,
         });
     }
 
@@ -227,7 +243,10 @@ impl<T: Transport> Driver<T> {
         if let Some((peer, engine)) = found.map(|(peer, link)| (peer.clone(), link.engine.clone()))
         {
             self.part(&peer, None, &ReadError::Fenced { engine }, now);
-            self.peers.forget(&peer);
+            // Reads may wait for another life of it, which is being met.
+            if !matches!(self.peers.state(&peer), Some(PeerState::Connecting { .. })) {
+                self.peers.forget(&peer);
+            }
         }
     }
 

@@ -20,14 +20,14 @@ use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
 use super::handle::ReadId;
 use super::link::Link;
-use super::read::{ActiveRead, Advance, Env, ReadJob};
+use super::read::{ActiveRead, Advance, Env, ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
 use crate::peer::{PeerConfig, PeerKey, PeerTable, Want};
 use crate::telemetry::EngineStats;
-use crate::transport::{Agent, Descriptor, Transport};
+use crate::transport::{Agent, Descriptor, Transport, TransportError};
 
 /// Longest pause before a peer that could not be met is dialled again, so that a restarted peer is
 /// met again within it.
@@ -75,6 +75,8 @@ pub(crate) enum Event<A: Agent> {
     },
     Fenced {
         link: u64,
+        /// Whether the agent is gone. If not, its reads may be written for ever.
+        fenced: Result<(), TransportError>,
     },
 }
 
@@ -96,11 +98,13 @@ struct Fencing {
 type Request<T> = <<T as Transport>::Agent as Agent>::Request;
 
 pub(crate) struct Channels<A: Agent> {
-    pub reads: Receiver<Box<ReadJob>>,
+    pub reads: Receiver<Submitted>,
     pub commands: Receiver<Command>,
     pub wake: Receiver<()>,
     pub events: Receiver<Event<A>>,
     pub errands: Sender<Errand>,
+    /// Errands to peers that could not be met last time.
+    pub retries: Sender<Errand>,
     /// Bounded: a release that finds it full is left to the lease's own end.
     pub releases: Sender<ReleaseJob>,
     pub teardowns: Sender<Teardown<A>>,
@@ -119,7 +123,7 @@ pub(crate) struct Driver<T: Transport> {
     backlog: VecDeque<Box<ReadJob>>,
     /// The reads that wait for a peer to be met, with their places.
     waiting: HashMap<PeerKey, Vec<(usize, ReadId)>>,
-    /// What went wrong last with peers that are left alone for a while.
+    /// What went wrong with peers that could not be met last time.
     troubles: HashMap<PeerKey, String>,
     fencing: HashMap<u64, Fencing>,
     batch: Vec<Descriptor>,
@@ -198,12 +202,17 @@ impl<T: Transport> Driver<T> {
             self.on_event(event, now);
             worked = true;
         }
+        // Before anything can want a peer: an attempt that is over must end what waits for it.
+        worked |= self.give_up_meetings(now);
         while let Ok(command) = self.channels.commands.try_recv() {
             self.on_command(command, now);
             worked = true;
         }
-        while let Ok(job) = self.channels.reads.try_recv() {
+        while let Ok(submitted) = self.channels.reads.try_recv() {
             worked = true;
+            let Some(job) = submitted.into_job() else {
+                continue;
+            };
             if self.stopping.is_some() {
                 // Submitted before the shutdown, seen after it.
                 self.end_unstarted(*job, ReadError::ShuttingDown, now);
@@ -212,7 +221,6 @@ impl<T: Transport> Driver<T> {
             }
         }
         while self.channels.wake.try_recv().is_ok() {}
-        worked |= self.give_up_meetings(now);
         worked |= self.admit(now);
         let mut next = 0;
         while let Some(place) = self.order.get(next).copied() {
@@ -287,9 +295,9 @@ impl<T: Transport> Driver<T> {
             }
             Command::Connect { peer } => {
                 if !self.links.contains_key(&peer)
-                    && let Ok(Want::Connect { attempt, .. }) = self.peers.want(&peer, now)
+                    && let Ok(Want::Connect { attempt, deadline }) = self.peers.want(&peer, now)
                 {
-                    self.meet(&peer, attempt);
+                    self.meet(&peer, attempt, deadline);
                 }
             }
             Command::Shutdown { deadline } => {
@@ -313,20 +321,7 @@ impl<T: Transport> Driver<T> {
 
     fn on_event(&mut self, event: Event<T::Agent>, now: MonoTime) {
         match event {
-            Event::Fenced { link } => {
-                for (place, read, blocks) in self
-                    .fencing
-                    .remove(&link)
-                    .map(|fencing| fencing.reads)
-                    .unwrap_or_default()
-                {
-                    self.stats
-                        .quarantined
-                        .fetch_sub(blocks.len() as u64, Ordering::Relaxed);
-                    let _ = self.channels.returned.send(ReturnedBlocks { read, blocks });
-                    self.free.push(place);
-                }
-            }
+            Event::Fenced { link, fenced } => self.on_fenced(link, fenced),
             Event::Met {
                 peer,
                 attempt,
@@ -426,7 +421,14 @@ impl<T: Transport> Driver<T> {
                 worked = true;
             }
             Advance::Ended(verdict) => {
+                let peer = read.job.peer.clone();
+                // What broke may not heal by itself: the peer is met afresh, by another agent.
+                let broken = verdict.as_ref().err().filter(|error| error.breaks_link());
+                let broken = broken.cloned();
                 self.end(place, verdict, now);
+                if let Some(error) = broken {
+                    self.part(&peer, None, &error, now);
+                }
                 return true;
             }
             Advance::InDoubt(error) => {

@@ -41,6 +41,8 @@ pub struct NixlAgent {
     lists: HashMap<(MemKind, MemKind), Lists>,
     /// What the registered regions lie in; given up only after the agent is gone.
     keep: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Nothing above is used any more.
+    destroyed: bool,
 }
 
 impl fmt::Debug for NixlAgent {
@@ -90,6 +92,7 @@ impl NixlAgent {
                     peers: HashMap::new(),
                     lists: HashMap::new(),
                     keep: Vec::new(),
+                    destroyed: false,
                 })
             }
             Err(cause) => {
@@ -446,14 +449,22 @@ impl Agent for NixlAgent {
         }
         Ok(())
     }
+
+    fn destroy(mut self) -> Result<(), TransportError> {
+        self.tear_down()
+    }
 }
 
-impl Drop for NixlAgent {
-    fn drop(&mut self) {
+impl NixlAgent {
+    /// Destroys everything, once.
+    fn tear_down(&mut self) -> Result<(), TransportError> {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return Ok(());
+        }
         let Some(_pass) = gate::enter() else {
             // Nothing can be destroyed any more; the process's end does it.
             std::mem::forget(std::mem::take(&mut self.keep));
-            return;
+            return Err(exiting("destroy agent"));
         };
         for lists in self.lists.values() {
             // SAFETY: the list is live and not used again.
@@ -469,10 +480,18 @@ impl Drop for NixlAgent {
         // SAFETY: the agent is live and not used again; the backend handle is not used either.
         let destroyed = unsafe { self.library.destroy_agent(self.agent) };
         let _ = self.backend;
-        if let Err(cause) = destroyed {
+        destroyed.map_err(|cause| {
             // Nothing says that its writes have stopped: its memory must never be unmapped.
-            tracing::error!(agent = %self.name, %cause, "an agent could not be destroyed");
             std::mem::forget(std::mem::take(&mut self.keep));
+            error("destroy agent", &cause)
+        })
+    }
+}
+
+impl Drop for NixlAgent {
+    fn drop(&mut self) {
+        if let Err(error) = self.tear_down() {
+            tracing::error!(agent = %self.name, %error, "an agent could not be destroyed");
         }
     }
 }
