@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::*;
 use kv_xfer::descriptor::{Binding, BlockRuns, Ticket};
-use kv_xfer::engine::{Advice, FailedBlocks, ReadError, ReadRequest, ReleasePolicy};
-use kv_xfer::layout::PoolOrder;
+use kv_xfer::engine::{Advice, FailedBlocks, OfferError, ReadError, ReadRequest, ReleasePolicy};
+use kv_xfer::layout::{KvLayout, KvSplit, PoolOrder, Preset};
 use kv_xfer::transport::sim::{Behaviour, SimFabric};
 
 #[test]
@@ -235,4 +235,47 @@ fn a_descriptor_of_a_larger_pool_is_refused_before_anything_is_posted() {
     );
     assert!(matches!(failure.blocks, FailedBlocks::Returned(_)));
     assert_eq!(pair.fabric.windows_posted(), 0);
+}
+
+#[test]
+fn blocks_of_another_layout_are_refused_before_the_peer_is_met() {
+    let fabric = Arc::new(SimFabric::new());
+    let other = KvLayout::new(
+        &Preset::SmolLM2_135M.geometry(),
+        1,
+        BLOCK_TOKENS,
+        PoolOrder::LayerFirst,
+        KvSplit::Fused,
+    )
+    .unwrap();
+    let holder = engine(config("decode"), &sim_pool(&fabric, other, 8), &fabric);
+    let own = layout(PoolOrder::LayerFirst);
+    let reader = engine(config("prefill"), &sim_pool(&fabric, own, 8), &fabric);
+    let leased = lease(&holder, "r", &ids(0..4), None);
+    let refused = reader.accept(&leased.remote, None, None).unwrap_err();
+    assert!(matches!(refused, OfferError::Layout { .. }), "{refused}");
+    assert_eq!(reader.stats().meetings, 0);
+}
+
+#[test]
+fn blocks_of_another_model_of_the_same_layout_are_not_read() {
+    let fabric = Arc::new(SimFabric::new());
+    let pool = || sim_pool(&fabric, layout(PoolOrder::LayerFirst), 8);
+    let mut other = config("decode");
+    other.model = "another".into();
+    let holder = engine(other, &pool(), &fabric);
+    let reader = engine(config("prefill"), &pool(), &fabric);
+    let leased = lease(&holder, "r", &ids(0..4), None);
+    let offer = reader.accept(&leased.remote, None, None).unwrap();
+    let claimed = reader.pool().claim(ids(0..4)).unwrap();
+    let failure = reader
+        .read(request(&offer, claimed))
+        .unwrap()
+        .wait()
+        .unwrap_err();
+    // The peer's card names the difference, and nothing of it is loaded.
+    assert!(failure.to_string().contains("another"), "{failure}");
+    assert_eq!(failure.error.advice(), Advice::FixConfiguration);
+    assert!(matches!(failure.blocks, FailedBlocks::Returned(_)));
+    assert_eq!(fabric.windows_posted(), 0);
 }
