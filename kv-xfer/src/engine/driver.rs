@@ -258,6 +258,10 @@ impl<T: Transport> Driver<T> {
 
     /// Sleeps as long as nothing can happen, at most until the next timer.
     fn rest(&mut self, now: MonoTime, quiet: Duration) {
+        if !self.backlog.is_empty() && !self.free.is_empty() {
+            // Places have become free in this step: the next one fills them.
+            return;
+        }
         let in_flight = self.order.iter().any(|place| self.in_flight(*place));
         if in_flight && quiet < self.config.spin {
             std::hint::spin_loop();
