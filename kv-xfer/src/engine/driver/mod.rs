@@ -175,7 +175,8 @@ impl<T: Transport> Driver<T> {
         let mut moved = self.clock.now();
         loop {
             let now = self.clock.now();
-            if self.step(now) {
+            let worked = self.step(now);
+            if worked {
                 moved = now;
             }
             if let Some(deadline) = self.stopping
@@ -183,7 +184,10 @@ impl<T: Transport> Driver<T> {
             {
                 break;
             }
-            self.rest(now, now.saturating_since(moved));
+            // What was done may have made room for more: places freed, windows ended.
+            if !worked {
+                self.rest(now, now.saturating_since(moved));
+            }
         }
     }
 
