@@ -509,9 +509,13 @@ fn replies_that_make_no_sense_are_refused() {
         as_router(&mut s);
         s.write_all(&[4, 7, 4, b'P', b'I', b'N', b'G', 0, 0])
             .unwrap();
-        let mut pong = [0; 7];
-        s.read_exact(&mut pong).unwrap();
-        assert_eq!(&pong, b"\x04\x05\x04PONG");
+        // The request may or may not have been read with the handshake.
+        let mut heard = Vec::new();
+        while !heard.ends_with(b"\x04\x05\x04PONG") {
+            let mut byte = [0];
+            s.read_exact(&mut byte).unwrap();
+            heard.push(byte[0]);
+        }
         s.write_all(&zmtp::message(&[b"", b"card", &clock]))
             .unwrap();
         std::thread::sleep(SECOND);

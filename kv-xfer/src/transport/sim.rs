@@ -25,6 +25,9 @@ use crate::memory::{ControlWords, Memory, MemoryError};
 /// Called when a window reaches a point; gets the number of descriptors copied so far.
 pub type Hook = Box<dyn FnMut(usize) + Send>;
 
+/// Called with every descriptor, before its bytes are written.
+pub type Watch = Arc<dyn Fn(&Descriptor) + Send + Sync>;
+
 /// What one posted window does.
 #[derive(Default)]
 pub struct Behaviour {
@@ -179,6 +182,7 @@ struct State {
     next_operation: u64,
     windows_posted: u64,
     indestructible: bool,
+    watch: Option<Watch>,
 }
 
 /// The fabric: memories, agents and what is in flight between them. Clones share it.
@@ -234,6 +238,11 @@ impl SimFabric {
     /// still write after they are gone.
     pub fn refuse_destruction(&self) {
         self.state.lock().indestructible = true;
+    }
+
+    /// Has a look at every write from now on.
+    pub fn watch(&self, watch: impl Fn(&Descriptor) + Send + Sync + 'static) {
+        self.state.lock().watch = Some(Arc::new(watch));
     }
 
     /// How many windows have been posted so far, over all agents.
@@ -305,6 +314,10 @@ impl SimFabric {
         };
         let mut bytes = vec![0; usize::try_from(d.len).map_err(|_| out)?];
         self.find(d.remote).ok_or(out)?.read(d.remote, &mut bytes)?;
+        let watch = self.state.lock().watch.clone();
+        if let Some(watch) = watch {
+            watch(&d);
+        }
         self.find(d.local).ok_or(out)?.write(d.local, &bytes)?;
         if operation.next == count
             && let Some(hook) = &mut operation.behaviour.hook
