@@ -478,6 +478,10 @@ fn every_field_of_a_well_sealed_card_is_checked() {
     let mut words = card();
     words.lease_words.block_len = 4;
     assert!(encode_reply(&words, None, &CardLimits::default()).is_err());
+    // They are read as host memory.
+    let mut words = card();
+    words.lease_words.mem = MemKind::Vram;
+    assert!(encode_reply(&words, None, &CardLimits::default()).is_err());
     // Features of a later version are skipped.
     let reply = reseal_inner(&card(), |m| {
         let names = vec!["ping".into(), "teleport".into()];

@@ -509,17 +509,18 @@ fn replies_that_make_no_sense_are_refused() {
         as_router(&mut s);
         s.write_all(&[4, 7, 4, b'P', b'I', b'N', b'G', 0, 0])
             .unwrap();
-        // The client's request may come before its answer to the PING, or after it.
-        let (mut said, mut byte) = (Vec::new(), [0]);
-        while !said.ends_with(b"\x04\x05\x04PONG") {
+        // The request may or may not have been read with the handshake.
+        let mut heard = Vec::new();
+        while !heard.ends_with(b"\x04\x05\x04PONG") {
+            let mut byte = [0];
             s.read_exact(&mut byte).unwrap();
-            said.extend(byte);
+            heard.push(byte[0]);
         }
         s.write_all(&zmtp::message(&[b"", b"card", &clock]))
             .unwrap();
         std::thread::sleep(SECOND);
     });
-    fetch(polite, 10 * SECOND).unwrap();
+    fetch(polite, SECOND).unwrap();
 }
 
 #[test]

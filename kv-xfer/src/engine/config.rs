@@ -71,7 +71,8 @@ pub struct HolderConfig {
     pub advertise_host: Option<String>,
     /// Time to live of a lease when the caller names none: vLLM's `decoder_kv_blocks_ttl`.
     pub default_ttl: Duration,
-    /// Longest lease that is granted, renewals included.
+    /// Longest time from a grant or a renewal to the end of a lease. Renewals can go on for ever: a
+    /// holder that wants its blocks back revokes.
     pub max_ttl: Duration,
     /// Leases at once; each has one word in registered memory.
     pub max_leases: u32,

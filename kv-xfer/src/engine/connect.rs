@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 use thiserror::Error;
@@ -19,6 +19,7 @@ use super::clocks::Clocks;
 use super::driver::{Event, ReleaseJob};
 use super::error::Advice;
 use super::link::Link;
+use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
@@ -279,15 +280,10 @@ impl Workers {
 
     /// Waits until `end` for the threads, which end once the channels that feed them are closed. One
     /// that is still waiting for a peer is left to end by its own deadline.
-    pub(crate) fn join(self, clock: &dyn Clock, end: MonoTime) {
+    pub(crate) fn join(self, end: Instant) {
         self.stopping.store(true, Ordering::Release);
         for thread in self.threads {
-            while !thread.is_finished() && clock.now() < end {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.is_finished() && thread.join().is_err() {
-                tracing::error!("a worker thread of the engine panicked");
-            }
+            join_by(thread, end);
         }
     }
 }

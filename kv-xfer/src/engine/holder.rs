@@ -8,13 +8,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use super::config::HolderConfig;
 use super::notice::Notice;
+use super::threads::{join_by, until};
 use crate::clock::{Clock, MonoTime};
 use crate::ids::{AgentName, Incarnation, LeaseId, LeaseWord};
 use crate::lease::{
@@ -31,6 +32,9 @@ const IDLE_POLL: Duration = Duration::from_millis(50);
 /// For how long after a notice or a first grant notices are expected soon. After that a holder whose
 /// leases just wait for the next turn looks ten times less often.
 const BUSY_FOR: Duration = Duration::from_millis(100);
+
+/// Time that the thread is given to end: destroying an agent takes some 0.2 s at most.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Leases and their words, shared by the engine's callers, its side channel and its thread.
 pub(crate) struct Holder {
@@ -262,21 +266,21 @@ impl HolderThread {
         })
     }
 
-    /// Ends the thread and, with it, the serving agent: nobody can read from here any more.
-    pub(crate) fn stop(&mut self) {
+    /// Ends the thread and, with it, the serving agent: nobody can read from here any more. Should
+    /// the thread hang until `end`, its leases are ended at least.
+    pub(crate) fn stop(&mut self, end: Instant) {
         self.holder.stopping.store(true, Ordering::Release);
         let _ = self.holder.nudge.try_send(());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the holder thread panicked");
+        if let Some(thread) = self.thread.take() {
+            join_by(thread, end);
+            self.holder.revoke_all();
         }
     }
 }
 
 impl Drop for HolderThread {
     fn drop(&mut self) {
-        self.stop();
+        self.stop(until(STOP_LIMIT));
     }
 }
 

@@ -19,6 +19,7 @@ mod notice;
 mod offer;
 mod read;
 mod start;
+mod threads;
 mod types;
 
 use std::num::NonZeroU32;
@@ -27,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Sender, TrySendError};
+use crossbeam::channel::{Receiver, SendError, Sender};
 
 pub use cards::SideChannelCards;
 pub use config::{EngineConfig, HolderConfig, ReaderConfig};
@@ -47,8 +48,9 @@ use self::clocks::Clocks;
 use self::connect::Workers;
 use self::driver::{Command, ReleaseJob};
 use self::handle::{HandleOwner, ReadShared};
-use self::holder::{Holder, HolderThread};
+use self::holder::{Holder, HolderThread, STOP_LIMIT};
 use self::read::{ReadJob, Submitted};
+use self::threads::{join_by, until};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
 use crate::ids::{EngineId, Incarnation, LeaseId, LeaseWord, WordSlot};
@@ -111,6 +113,8 @@ impl std::fmt::Debug for Engine {
 
 /// Time that dropping an engine gives its reads to end.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// Time beyond a shutdown's limit that the driver is given to notice that it has passed.
+const STOP_GRACE: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Its name.
@@ -403,16 +407,17 @@ impl Engine {
             release,
         };
         let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
-        let (error, refused) = match self.reads.try_send(Submitted::new(job, Arc::clone(&owner))) {
+        match self.reads.send(Submitted::new(job, Arc::clone(&owner))) {
             Ok(()) => {
                 self.stats.submitted.fetch_add(1, Ordering::Relaxed);
-                return Ok(ReadHandle::new(id, shared, owner));
+                Ok(ReadHandle::new(id, shared, owner))
             }
-            Err(TrySendError::Full(job)) => (SubmitError::QueueFull { queued: queue }, job),
-            Err(TrySendError::Disconnected(job)) => (SubmitError::ShuttingDown, job),
-        };
-        self.stats.queued.fetch_sub(1, Ordering::Relaxed);
-        refuse(error, refused.into_job().map_or(none, |job| job.blocks))
+            Err(SendError(unsent)) => {
+                self.stats.queued.fetch_sub(1, Ordering::Relaxed);
+                let blocks = unsent.into_job().map_or(none, |job| job.blocks);
+                refuse(SubmitError::ShuttingDown, blocks)
+            }
+        }
     }
 
     /// Tells the holder that the offered blocks are not needed (any longer): after a decision not
@@ -439,29 +444,37 @@ impl Engine {
     /// Shuts down within `limit`: refuses new reads, ends the running ones, destroys the agents,
     /// ends the leases.
     pub fn shutdown(mut self, limit: Duration) -> ShutdownReport {
-        self.stop(limit);
-        ShutdownReport {
-            quarantined: self.stats.quarantined.load(Ordering::Relaxed),
-        }
+        let ended = self.stop(limit);
+        let quarantined = if ended {
+            self.stats.quarantined.load(Ordering::Relaxed)
+        } else {
+            // Nobody can say which of them the driver has posted.
+            self.pool.claimed_blocks() as u64
+        };
+        ShutdownReport { quarantined }
     }
 
-    fn stop(&mut self, limit: Duration) {
+    /// False when the driver hangs in a call of the transport and is left behind. It ends with that
+    /// call, and keeps all that its reads may write into until then.
+    fn stop(&mut self, limit: Duration) -> bool {
         if let Some(serving) = self.serving.take() {
             serving.stop();
         }
         let deadline = self.clock.now().saturating_add(limit);
+        let end = until(limit.saturating_add(STOP_GRACE));
+        let mut ended = true;
         if let Some(driver) = self.driver.take() {
+            // Should there be no room: the driver also stops once the channel is closed.
             let _ = self
                 .commands
                 .send_timeout(Command::Shutdown { deadline }, limit);
-            if driver.join().is_err() {
-                tracing::error!("the engine's driver thread panicked");
-            }
+            ended = join_by(driver, end);
         }
         if let Some(workers) = self.workers.take() {
-            workers.join(self.clock.as_ref(), deadline);
+            workers.join(end);
         }
-        self.holder_thread.stop();
+        self.holder_thread.stop(until(STOP_LIMIT));
+        ended
     }
 }
 

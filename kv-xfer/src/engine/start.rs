@@ -113,8 +113,10 @@ impl Engine {
             landing: Arc::clone(&landing),
             clocks: Arc::clone(&clocks),
         });
-        // The count of queued reads bounds this channel; the driver empties it at every step.
-        let (reads, reads_rx) = bounded(config.reader.queue);
+        // The count of queued reads bounds this channel; the driver empties it at every step. One
+        // without a bound of its own drops what is in it when its receiver is gone, so that no read
+        // is left in it without an end.
+        let (reads, reads_rx) = unbounded();
         let (commands, commands_rx) = bounded(1024);
         let (wake, wake_rx) = bounded(1);
         let (events_tx, events_rx) = unbounded();

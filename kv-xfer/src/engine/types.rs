@@ -81,6 +81,7 @@ pub struct ReadRequest<'a> {
 /// How a shutdown went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShutdownReport {
-    /// Blocks that may still be written: they stay claimed, and their pool mapped, for ever.
+    /// Blocks that may still be written: they stay claimed, and their pool mapped, for ever. When the
+    /// driver hangs in a call of the transport, every claimed block counts.
     pub quarantined: u64,
 }

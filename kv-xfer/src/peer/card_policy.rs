@@ -8,7 +8,7 @@ use super::compat::{CompatError, CompatFactors};
 use super::msgpack::Malformed;
 use crate::descriptor::ClusterKey;
 use crate::ids::{EngineId, Incarnation, NameError, Rank};
-use crate::layout::{RegionError, RegionGeometry};
+use crate::layout::{MemKind, RegionError, RegionGeometry};
 
 /// Most factors on a card, and longest name or value of one in bytes: far above what is used.
 pub(super) const MAX_FACTORS: usize = 64;
@@ -246,6 +246,14 @@ pub(super) fn validate_lease_words(words: &RegionGeometry) -> Result<(), CardFau
             field: "lease word length",
             value: words.block_len,
             why: "not 8 bytes",
+        });
+    }
+    // They are read as host memory, whatever the card says.
+    if words.mem != MemKind::Dram || words.device != 0 {
+        return Err(CardFault::Value {
+            field: "lease word device",
+            value: words.device.into(),
+            why: "not host memory",
         });
     }
     Ok(())

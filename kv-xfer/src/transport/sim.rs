@@ -6,24 +6,32 @@
 //! the first poll. [`SimFabric::script`] changes that for the next windows.
 #![forbid(unsafe_code)]
 
+mod memory;
+
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
+
+pub use self::memory::SimMemory;
+use self::memory::SimWords;
 
 use super::{
     AfterError, Agent, AgentRole, Descriptor, Ends, FailureKind, Progress, ReadFault, Transport,
     TransportError, TransportInfo,
 };
-use crate::ids::{AgentName, WordSlot};
-use crate::layout::{MemKind, RegionGeometry};
+use crate::ids::AgentName;
+use crate::layout::RegionGeometry;
 use crate::memory::{ControlWords, Memory, MemoryError};
 
 /// Called when a window reaches a point; gets the number of descriptors copied so far.
 pub type Hook = Box<dyn FnMut(usize) + Send>;
+
+/// Called with every descriptor, before its bytes are written.
+pub type Watch = Arc<dyn Fn(&Descriptor) + Send + Sync>;
 
 /// What one posted window does.
 #[derive(Default)]
@@ -57,102 +65,6 @@ impl fmt::Debug for Behaviour {
     }
 }
 
-/// Virtual memory of the fabric.
-pub struct SimMemory {
-    base: u64,
-    bytes: RwLock<Vec<u8>>,
-}
-
-impl SimMemory {
-    /// Address of its first byte.
-    #[must_use]
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
-    fn range(&self, addr: u64, len: usize) -> Result<std::ops::Range<usize>, MemoryError> {
-        let out = MemoryError::OutOfRange {
-            addr,
-            len: len as u64,
-        };
-        let start = addr
-            .checked_sub(self.base)
-            .and_then(|offset| usize::try_from(offset).ok())
-            .ok_or(out)?;
-        let end = start.checked_add(len).ok_or(out)?;
-        if end > self.bytes.read().len() {
-            Err(out)
-        } else {
-            Ok(start..end)
-        }
-    }
-}
-
-impl fmt::Debug for SimMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimMemory({:#x})", self.base)
-    }
-}
-
-impl Memory for SimMemory {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        let range = self.range(addr, out.len())?;
-        if let Some(bytes) = self.bytes.read().get(range) {
-            out.copy_from_slice(bytes);
-        }
-        Ok(())
-    }
-
-    fn write(&self, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        let range = self.range(addr, data.len())?;
-        if let Some(bytes) = self.bytes.write().get_mut(range) {
-            bytes.copy_from_slice(data);
-        }
-        Ok(())
-    }
-}
-
-#[derive(Debug)]
-struct SimWords {
-    memory: Arc<SimMemory>,
-    slots: u32,
-}
-
-impl ControlWords for SimWords {
-    fn region(&self) -> RegionGeometry {
-        RegionGeometry {
-            base: self.memory.base,
-            block_len: 8,
-            block_stride: 8,
-            block_count: self.slots,
-            mem: MemKind::Dram,
-            device: 0,
-        }
-    }
-
-    fn load(&self, slot: WordSlot) -> Option<u64> {
-        let mut word = [0; 8];
-        let addr = self
-            .memory
-            .base
-            .checked_add(u64::from(slot.0).checked_mul(8)?)?;
-        self.memory.read(addr, &mut word).ok()?;
-        fence(Ordering::SeqCst);
-        Some(u64::from_le_bytes(word))
-    }
-
-    fn store(&self, slot: WordSlot, value: u64) -> bool {
-        let addr = self
-            .memory
-            .base
-            .saturating_add(u64::from(slot.0).saturating_mul(8));
-        fence(Ordering::SeqCst);
-        let stored = self.memory.write(addr, &value.to_le_bytes()).is_ok();
-        fence(Ordering::SeqCst);
-        stored
-    }
-}
-
 /// A posted window on the fabric.
 #[derive(Debug)]
 struct Operation {
@@ -179,6 +91,7 @@ struct State {
     next_operation: u64,
     windows_posted: u64,
     indestructible: bool,
+    watch: Option<Watch>,
 }
 
 /// The fabric: memories, agents and what is in flight between them. Clones share it.
@@ -210,10 +123,7 @@ impl SimFabric {
             .next_base
             .fetch_add(span, Ordering::Relaxed)
             .saturating_add(0x10_0000);
-        let memory = Arc::new(SimMemory {
-            base,
-            bytes: RwLock::new(vec![0; len]),
-        });
+        let memory = Arc::new(SimMemory::new(base, len));
         self.state.lock().memories.insert(base, Arc::clone(&memory));
         memory
     }
@@ -234,6 +144,11 @@ impl SimFabric {
     /// still write after they are gone.
     pub fn refuse_destruction(&self) {
         self.state.lock().indestructible = true;
+    }
+
+    /// Has a look at every write from now on.
+    pub fn watch(&self, watch: impl Fn(&Descriptor) + Send + Sync + 'static) {
+        self.state.lock().watch = Some(Arc::new(watch));
     }
 
     /// How many windows have been posted so far, over all agents.
@@ -305,6 +220,10 @@ impl SimFabric {
         };
         let mut bytes = vec![0; usize::try_from(d.len).map_err(|_| out)?];
         self.find(d.remote).ok_or(out)?.read(d.remote, &mut bytes)?;
+        let watch = self.state.lock().watch.clone();
+        if let Some(watch) = watch {
+            watch(&d);
+        }
         self.find(d.local).ok_or(out)?.write(d.local, &bytes)?;
         if operation.next == count
             && let Some(hook) = &mut operation.behaviour.hook
@@ -350,10 +269,7 @@ impl Transport for SimFabric {
         let len = usize::try_from(slots)
             .unwrap_or(usize::MAX)
             .saturating_mul(8);
-        Ok(Arc::new(SimWords {
-            memory: self.memory(len),
-            slots,
-        }))
+        Ok(Arc::new(SimWords::new(self.memory(len), slots)))
     }
 
     fn info(&self) -> TransportInfo {

@@ -250,11 +250,11 @@ impl<T: Transport> Driver<T> {
                     return;
                 }
                 Err(error) => {
-                    let (peer, id) = (&job.peer, link.id);
+                    let (peer, id, engine) = (&job.peer, link.id, link.engine.clone());
                     tracing::debug!(%peer, %error, "release by notice failed, using the side channel");
                     // The next read would find the connection broken: it is made anew for it.
                     if error.breaks_link() && !self.uses_link(id) {
-                        self.part_idle(id, now);
+                        self.part(peer, None, &ReadError::Fenced { engine }, now);
                     }
                 }
             }

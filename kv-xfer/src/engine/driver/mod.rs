@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Sender};
+use crossbeam::channel::{Receiver, Sender, TryRecvError};
 
 use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met, Teardown};
@@ -208,7 +208,15 @@ impl<T: Transport> Driver<T> {
         }
         // Before anything can want a peer: an attempt that is over must end what waits for it.
         worked |= self.give_up_meetings(now);
-        while let Ok(command) = self.channels.commands.try_recv() {
+        loop {
+            let command = match self.channels.commands.try_recv() {
+                Ok(command) => command,
+                // The engine is gone and could not say so.
+                Err(TryRecvError::Disconnected) if self.stopping.is_none() => {
+                    Command::Shutdown { deadline: now }
+                }
+                Err(_) => break,
+            };
             self.on_command(command, now);
             worked = true;
         }

@@ -426,28 +426,20 @@ impl Agent for NixlAgent {
         .map_err(fail)?;
         // SAFETY: the map is live and this thread's.
         let senders = unsafe { self.library.notif_map_size(map) }.map_err(fail)?;
+        let mut result = Ok(());
         for index in 0..senders {
-            // SAFETY: as above.
-            let sender =
-                unsafe { self.library.notif_map_get_agent_at(map, index) }.map_err(fail)?;
-            // SAFETY: as above.
-            let count =
-                unsafe { self.library.notif_map_get_notifs_size(map, &sender) }.map_err(fail)?;
-            let Ok(name) = AgentName::new(sender.to_string_lossy()) else {
-                continue;
-            };
-            for n in 0..count {
-                // SAFETY: as above.
-                let message =
-                    unsafe { self.library.notif_map_get_notif(map, &sender, n) }.map_err(fail)?;
-                into.push((name.clone(), message));
+            // A sender's name is its own choice: one that cannot be looked up (it has a NUL inside,
+            // say) must not keep the others from being heard.
+            if let Err(cause) = self.take_from(index, into) {
+                result = Err(fail(cause));
             }
         }
         if senders > 0 {
+            // Also after a failure, or the same messages would be taken again and again.
             // SAFETY: as above.
             unsafe { self.library.notif_map_clear(map) }.map_err(fail)?;
         }
-        Ok(())
+        result
     }
 
     fn destroy(mut self) -> Result<(), TransportError> {
@@ -456,6 +448,28 @@ impl Agent for NixlAgent {
 }
 
 impl NixlAgent {
+    /// Takes what the sender at `index` of the map has sent.
+    fn take_from(
+        &self,
+        index: usize,
+        into: &mut Vec<(AgentName, Vec<u8>)>,
+    ) -> Result<(), CallError> {
+        let map = self.notifications;
+        // SAFETY: the map is live and this thread's.
+        let sender = unsafe { self.library.notif_map_get_agent_at(map, index) }?;
+        // SAFETY: as above.
+        let count = unsafe { self.library.notif_map_get_notifs_size(map, &sender) }?;
+        let Ok(name) = AgentName::new(sender.to_string_lossy()) else {
+            return Ok(());
+        };
+        for n in 0..count {
+            // SAFETY: as above.
+            let message = unsafe { self.library.notif_map_get_notif(map, &sender, n) }?;
+            into.push((name.clone(), message));
+        }
+        Ok(())
+    }
+
     /// Destroys everything, once.
     fn tear_down(&mut self) -> Result<(), TransportError> {
         if std::mem::replace(&mut self.destroyed, true) {
