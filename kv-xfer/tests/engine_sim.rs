@@ -11,6 +11,7 @@ use kv_xfer::engine::{
     Advice, Direction, FailedBlocks, LeaseError, LeaseSpec, OfferError, ReadError, ReadRequest,
     ReleasePolicy, SubmitError,
 };
+use kv_xfer::identity::BlockHash;
 use kv_xfer::ids::{BlockId, RequestId};
 use kv_xfer::layout::PoolOrder;
 use kv_xfer::transport::sim::Behaviour;
@@ -406,5 +407,34 @@ fn a_block_id_equal_to_the_pool_size_is_not_leased() {
         }
     ));
     assert_eq!(refused.blocks, ids([0, POOL_BLOCKS]));
+    pair.assert_clean();
+}
+
+#[test]
+fn blocks_of_other_tokens_are_not_read_whatever_the_caller_asks_for() {
+    let pair = pair();
+    let (_, offer) = pair.offer("r", &ids(0..4));
+    // The history was edited in the third block.
+    let mut edited = offer.ticket().hashes.clone();
+    edited[2] = BlockHash([7; 16]);
+    for (span, matched) in [(0..4, 2), (2..3, 2), (3..4, 2)] {
+        let blocks = pair.claim(0..u32::try_from(span.len()).unwrap());
+        let end = span.end;
+        let asked = ReadRequest {
+            hashes: &edited,
+            span,
+            ..request(&offer, blocks)
+        };
+        let refused = pair.reader.read(asked).map(|_| ()).unwrap_err();
+        assert_eq!(refused.error, SubmitError::OtherTokens { end, matched });
+    }
+    let right = ReadRequest {
+        hashes: &edited,
+        span: 0..2,
+        ..request(&offer, pair.claim(0..2))
+    };
+    let landed = pair.reader.read(right).unwrap().wait().unwrap();
+    assert_eq!(wrong_bytes(&landed.blocks, &ids(0..2), 1), 0);
+    drop(landed);
     pair.assert_clean();
 }

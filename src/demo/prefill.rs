@@ -190,6 +190,7 @@ impl Prefill {
         let span = first..first.saturating_add(usize::try_from(blocks)?);
         let request = ReadRequest {
             offer: &offer,
+            hashes: &hashes,
             span,
             blocks: destination,
             timeout: READ_LIMIT,

@@ -182,6 +182,7 @@ pub fn claim(engine: &Engine, blocks: impl IntoIterator<Item = u32>) -> OwnedBlo
 pub fn request(offer: &Offer, blocks: OwnedBlocks) -> ReadRequest<'_> {
     ReadRequest {
         offer,
+        hashes: &offer.ticket().hashes,
         span: 0..offer.ticket().runs.len(),
         blocks,
         timeout: LIMIT,

@@ -199,6 +199,17 @@ pub enum SubmitError {
         /// Blocks in the descriptor.
         available: usize,
     },
+    /// The span reaches past the blocks that hold the prompt's tokens.
+    #[error(
+        "blocks up to {end} were asked for, but only the first {matched} hold the prompt's tokens; \
+         read those, recompute the rest"
+    )]
+    OtherTokens {
+        /// One past the last block asked for.
+        end: usize,
+        /// Leading blocks whose chained hashes match the prompt's.
+        matched: usize,
+    },
     /// Remote and destination blocks differ in number.
     #[error("{remote} remote blocks do not fit {local} destination blocks; claim exactly as many")]
     CountMismatch {

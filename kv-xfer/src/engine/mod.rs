@@ -353,6 +353,7 @@ impl Engine {
     pub fn read(&self, request: ReadRequest<'_>) -> Result<ReadHandle, SubmitRefused> {
         let ReadRequest {
             offer,
+            hashes,
             span,
             mut blocks,
             timeout,
@@ -376,6 +377,12 @@ impl Engine {
         };
         if remote.is_empty() {
             return refuse(SubmitError::Nothing, blocks);
+        }
+        // Whatever was decided: KV of other tokens is not read.
+        let matched = offer.matching_blocks(hashes);
+        if span.end > matched {
+            let end = span.end;
+            return refuse(SubmitError::OtherTokens { end, matched }, blocks);
         }
         if remote.len() != blocks.len() {
             let (remote, local) = (remote.len(), blocks.len());

@@ -68,7 +68,10 @@ pub struct Prompt<'a> {
 pub struct ReadRequest<'a> {
     /// What is offered.
     pub offer: &'a Offer,
-    /// Which of the offered blocks, by index.
+    /// The chained hashes of the prompt's full blocks, which say what the blocks must hold.
+    pub hashes: &'a [BlockHash],
+    /// Which of the offered blocks, by index; all of them and all before them must hold the
+    /// prompt's tokens.
     pub span: Range<usize>,
     /// Where to: exactly as many blocks of this engine's pool.
     pub blocks: OwnedBlocks,

@@ -143,6 +143,7 @@ pub fn lease(holder: &Engine, request: &str, blocks: &[BlockId], ttl: Option<Dur
 pub fn request(offer: &Offer, blocks: OwnedBlocks) -> ReadRequest<'_> {
     ReadRequest {
         offer,
+        hashes: &offer.ticket().hashes,
         span: 0..offer.ticket().runs.len(),
         blocks,
         timeout: LIMIT,
