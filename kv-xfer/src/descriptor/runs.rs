@@ -231,7 +231,20 @@ impl BlockRuns {
             return Some(out);
         }
         let (first, mut skip) = self.locate(range.start)?;
-        for run in self.runs.get(first..)? {
+        let (last, _) = self.locate(range.end.checked_sub(1)?)?;
+        for (index, run) in self.runs.iter().enumerate().skip(first) {
+            if index < last
+                && index > first
+                && out.runs.last() == self.runs.get(index.checked_sub(1)?)
+            {
+                // The run before came through whole, so none up to the last joins another: the rest
+                // is copied as it stands.
+                out.append_runs(self.runs.get(index..last)?);
+                let end = *out.ends.last()?;
+                let take = range.end.checked_sub(range.start)?.checked_sub(end)?;
+                out.push_run(self.runs.get(last)?.part(0, u32::try_from(take).ok()?)?);
+                break;
+            }
             let available = run.len.checked_sub(skip)?;
             let take = u32::try_from(left).unwrap_or(u32::MAX).min(available);
             out.push_run(run.part(skip, take)?);
@@ -264,6 +277,16 @@ impl BlockRuns {
             Some(block) => Err(RunsError::OutsidePool { block, pool_blocks }),
             None => Ok(()),
         }
+    }
+
+    /// Appends runs that join neither each other nor what is there.
+    fn append_runs(&mut self, runs: &[BlockRun]) {
+        let mut end = self.len();
+        self.ends.extend(runs.iter().map(|run| {
+            end = end.saturating_add(to_usize(run.len));
+            end
+        }));
+        self.runs.extend_from_slice(runs);
     }
 
     /// Appends one id.

@@ -268,7 +268,13 @@ impl<T: Transport> Driver<T> {
         select.recv(&self.channels.events);
         select.recv(&self.channels.wake);
         // What is ready stays in its channel; the next step takes it.
-        let _ = select.ready_timeout(limit.max(Duration::from_micros(20)));
+        if select
+            .ready_timeout(limit.max(Duration::from_micros(20)))
+            .is_ok()
+        {
+            // Whoever woke this thread may have lost its processor to it: it goes first.
+            std::thread::yield_now();
+        }
     }
 
     fn in_flight(&self, place: usize) -> bool {
