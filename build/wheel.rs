@@ -118,7 +118,7 @@ fn fetch(pin: &Pin, hash: &str, arch: &str, work: &Path) -> Result<PathBuf, Stri
 /// The one command that a person can run instead.
 pub fn command_that_helps(pin: &Pin) -> String {
     format!(
-        "python3 -m pip install --no-deps {PACKAGE}=={}",
+        "python3 -m pip install --no-deps --target nixl {PACKAGE}=={} && export KVX_NIXL_DIR=$PWD/nixl",
         pin.version
     )
 }

@@ -65,7 +65,8 @@ pub enum Command {
 
 const DEMO_HELP: &str = "\
 Examples:
-  kvx demo                            six and more turns that grow from 2k to 24k tokens
+  kvx demo                            four conversations of six turns, from 2k to 24k tokens, and
+                                      five special turns
   kvx demo --json | jq .ok            one JSON object instead of a table
   kvx demo --model GLM-5              another model's KV geometry
   kvx demo --trace conversation_trace.jsonl --max-turns 50
@@ -79,7 +80,7 @@ pub struct DemoArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Turns of the built-in conversation, besides the special ones
+    /// Turns of each of the four built-in conversations, besides the five special ones
     #[arg(long, value_name = "N", default_value_t = 6,
           value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "trace")]
     pub turns: u32,

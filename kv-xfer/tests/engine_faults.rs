@@ -434,11 +434,17 @@ fn blocks_of_a_lease_that_cannot_be_described_come_back_once() {
 }
 
 #[test]
-fn settings_under_which_no_read_could_move_are_refused() {
+fn settings_that_cannot_work_are_refused_at_the_start() {
     let fabric = Arc::new(SimFabric::new());
     let pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), 16);
-    let mut config = config("a");
-    config.reader.windows_in_flight = 0;
-    let refused = Engine::start(config, pool, fabric);
-    assert!(matches!(refused, Err(StartError::Config(_))));
+    let mut windows = config("a");
+    windows.reader.windows_in_flight = 0;
+    // Neither what the layout is cut for, nor a rank of such a group.
+    let (mut tp, mut rank) = (config("a"), config("a"));
+    tp.tp_size = 2;
+    rank.rank.tp = 1;
+    for config in [windows, tp, rank] {
+        let refused = Engine::start(config, Arc::clone(&pool), Arc::clone(&fabric));
+        assert!(matches!(refused, Err(StartError::Config(_))));
+    }
 }

@@ -43,7 +43,7 @@ static PACKAGES: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let output = Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"])
         .arg(&target)
-        .args(["pyzmq", "msgspec"])
+        .args(["pyzmq==27.3.0", "msgspec==0.23.0"])
         .output()
         .map_err(|e| format!("python3 cannot be run: {e}"))?;
     if works(&target) {

@@ -35,8 +35,9 @@ impl TransferMode {
 /// Blocks that live on another engine: `kv_transfer_params` with something to read.
 ///
 /// The fields are those of vLLM's NIXL connector and keep its names, so that routers, proxies and
-/// vLLM engines pass them on and read them. A descriptor from a vLLM engine has no ticket: its
-/// blocks can be read, but nothing proves afterwards that they were still the described ones.
+/// vLLM engines pass them on and read them. A descriptor from a vLLM engine has no ticket, so
+/// nothing could prove its bytes: it is parsed and passed on, but
+/// [`Engine::accept`](crate::engine::Engine::accept) refuses it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RemoteBlocks {
     /// To a decode engine: load the prompt from the blocks.

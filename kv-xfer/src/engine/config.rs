@@ -100,7 +100,7 @@ pub struct EngineConfig {
     pub engine_id: EngineId,
     /// Its place in the engine's parallel group.
     pub rank: Rank,
-    /// Ranks in the tensor-parallel group.
+    /// Ranks in the tensor-parallel group: what the pool's layout is cut for.
     pub tp_size: u32,
     /// Model name, as it goes on the card and into the compatibility check.
     pub model: String,

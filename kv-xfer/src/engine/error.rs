@@ -256,7 +256,7 @@ pub enum OfferError {
     },
     /// The blocks mean something else than this pool's.
     #[error(
-        "the blocks of engine {engine} have another layout than this pool; recompute, and align the engines' models, dtypes and block sizes"
+        "the blocks of engine {engine} have another layout than this pool; recompute, and align the engines' models, dtypes, block sizes and tensor-parallel sizes"
     )]
     Layout {
         /// The holder.

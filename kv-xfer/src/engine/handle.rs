@@ -178,7 +178,8 @@ pub(crate) trait HandleOwner: Send + Sync {
 
 /// A read in progress. A [`Future`] of its [`ReadOutcome`], and blocking [`wait`](Self::wait).
 ///
-/// Every read ends by its own deadline at the latest, so neither waits for ever.
+/// Every read ends by its own deadline at the latest, unless a call of the transport never returns;
+/// [`wait_timeout`](Self::wait_timeout) bounds that, too.
 #[must_use = "dropping the handle cancels the read"]
 pub struct ReadHandle {
     id: ReadId,

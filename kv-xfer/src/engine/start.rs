@@ -63,6 +63,11 @@ impl Engine {
                 "reader.windows_in_flight must be at least 1, or no read would move",
             ));
         }
+        if config.tp_size != pool.layout().tp() || config.rank.tp >= config.tp_size {
+            return Err(StartError::Config(
+                "tp_size must be what the pool's layout is cut for, and rank.tp below it",
+            ));
+        }
         let incarnation = Incarnation(random()?.max(1));
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();

@@ -189,7 +189,7 @@ impl KvPool {
         ))
     }
 
-    /// Takes regions in memory that an engine mapped, on the host or on a device.
+    /// Takes regions in memory that an engine mapped, on the host or on a device (which engines do not support yet).
     ///
     /// # Errors
     /// [`PoolError`] when the regions are not those of the layout, or not inside the memory.

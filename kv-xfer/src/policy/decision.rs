@@ -102,11 +102,13 @@ pub enum Reason {
     BelowThreshold,
     /// Recompute: the lease is over, or will be within the margin.
     LeaseExpired,
-    /// Recompute: the lease holds, but by measured costs the read would outlast it.
+    /// Recompute: the lease holds, but by measured costs the read would outlast it. Only
+    /// [`decide_with`] says so.
     LeaseTooShort,
-    /// Recompute: what would carry the bytes is not what the engine requires.
+    /// Recompute: what would carry the bytes is not what the engine requires, says the caller
+    /// ([`DecisionInput::fabric_ok`]).
     FabricNotAllowed,
-    /// Recompute: the holder cannot be reached.
+    /// Recompute: the holder cannot be reached, says the caller ([`DecisionInput::peer_ok`]).
     PeerUnavailable,
 }
 

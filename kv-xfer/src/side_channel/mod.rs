@@ -13,13 +13,13 @@
 //!
 //! # Why not the `zeromq` crate
 //!
-//! The crate (0.7.0) was the first choice on both sides. Its decoder reserves memory for a frame as
-//! soon as it has read the frame's length, which the other side chooses freely up to
-//! `isize::MAX`; there is no option that limits it. Nine bytes after the handshake abort the process
-//! with an allocation failure (measured on a ROUTER socket with a length of 2^40). The accepting side
-//! also waits without limit for greetings, keeps every connection, spins when `accept` fails for want of file descriptors, and takes a
-//! peer's word for its identity; the connecting side retries a refused connection until its timeout
-//! instead of saying so. A guard in front that could prevent this would have to parse the same
+//! Its decoder (0.7.0) reserves memory for a frame as soon as it has read the frame's length, which
+//! the other side chooses freely up to `isize::MAX`; there is no option that limits it. Nine bytes
+//! after the handshake abort the process with an allocation failure (measured on a ROUTER socket with
+//! a length of 2^40). The accepting side also waits without limit for greetings, keeps every
+//! connection, spins when `accept` fails for want of file descriptors, and takes a peer's word for
+//! its identity; the connecting side retries a refused connection until its timeout instead of saying
+//! so. A guard in front that could prevent this would have to parse the same
 //! frames, so the small part of ZMTP 3 that is needed (NULL mechanism, REQ and ROUTER) is in
 //! [`zmtp`], without I/O, under limits, used by both sides. Interoperation is tested against libzmq
 //! and against the crate.
