@@ -259,9 +259,23 @@ impl Holder {
         self.child.wait().unwrap();
     }
 
-    /// Holds every thread of the process still.
+    /// Holds every thread of the process still; when this returns, none runs on.
     pub fn freeze(&self) {
         kill_process(self.pid(), Signal::STOP).unwrap();
+        let tasks = format!("/proc/{}/task", self.child.id());
+        super::eventually("every thread has stopped", || {
+            let mut tasks = std::fs::read_dir(&tasks).unwrap().flatten();
+            tasks.all(|task| {
+                // The state follows the name, which may hold anything but ends at the last bracket.
+                std::fs::read_to_string(task.path().join("stat"))
+                    .ok()
+                    .and_then(|stat| {
+                        stat.rsplit_once(") ")
+                            .map(|(_, rest)| rest.starts_with('T'))
+                    })
+                    .unwrap_or(true)
+            })
+        });
     }
 
     pub fn thaw(&self) {
