@@ -24,7 +24,7 @@ use crate::transport::{Agent, AgentRole, Transport};
 
 impl Engine {
     /// Starts an engine over a pool and a transport: registers the pool, serves its card if
-    /// [`HolderConfig::bind`] is set, and starts the driver.
+    /// [`HolderConfig::bind`](super::HolderConfig::bind) is set, and starts the driver.
     ///
     /// # Errors
     /// [`StartError`]; then nothing is left running.
