@@ -1,6 +1,8 @@
 //! The parts of `kvx`, the command-line tool of kv-xfer, as its tests and benches use them.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cli;
 pub mod demo;
+pub mod proc;
 pub mod runtime;

@@ -9,8 +9,8 @@ use kv_xfer::ids::{BlockId, LeaseId, RequestId};
 use super::content::TokenKeys;
 use super::history::History;
 use super::messages::{FromDecode, ToDecode};
-use super::proc::Parent;
 use super::side::{Side, SideError};
+use crate::proc::Parent;
 
 /// Serves the parent until it closes the pipe.
 ///

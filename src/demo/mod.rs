@@ -8,7 +8,6 @@ pub mod history;
 pub mod messages;
 pub mod play;
 mod prefill;
-pub mod proc;
 pub mod report;
 pub mod scenario;
 pub mod side;
@@ -17,9 +16,9 @@ pub mod trace;
 use nixl_sys::{Environment, EnvironmentOutcome};
 
 use self::play::PlayError;
-use self::proc::{Interrupt, Parent, ProcError};
 use self::side::SideError;
 use crate::cli::{DemoArgs, Exit};
+use crate::proc::{Interrupt, Parent, ProcError};
 use crate::runtime;
 
 /// `kvx demo`.

@@ -14,12 +14,12 @@ use thiserror::Error;
 
 use super::allocator::FreeOrder;
 use super::messages::{FromDecode, FromPrefill, Setup, ToDecode, ToPrefill};
-use super::proc::{Interrupt, ProcError, Worker};
 use super::report::{DemoReport, LargestRead, NixlReport, TurnReport, percentile};
 use super::scenario::{self, Expect, Special, Step};
 use super::side::{self, SideError};
 use super::trace::{self, TraceError};
 use crate::cli::DemoArgs;
+use crate::proc::{Interrupt, ProcError, Worker};
 
 /// Ranks that the model's KV heads are divided among; the demo plays one of them.
 const TP: u32 = 8;

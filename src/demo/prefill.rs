@@ -13,9 +13,9 @@ use super::baseline;
 use super::content::TokenKeys;
 use super::history::History;
 use super::messages::{FromPrefill, ToPrefill};
-use super::proc::Parent;
 use super::report::{NixlReport, TurnReport};
 use super::side::{Side, SideError};
+use crate::proc::Parent;
 
 /// A read of the demo ends by then.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -136,7 +136,7 @@ impl Prefill {
         &mut self,
         turn: &Turn<'_>,
         params: Option<Value>,
-        submitted: &mut dyn FnMut() -> Result<(), super::proc::ProcError>,
+        submitted: &mut dyn FnMut() -> Result<(), crate::proc::ProcError>,
     ) -> Result<FromPrefill, SideError> {
         let tokens = turn.prompt.tokens();
         let mut report = TurnReport {

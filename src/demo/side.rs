@@ -16,7 +16,7 @@ use thiserror::Error;
 use super::allocator::{BlockAllocator, FreeOrder, NotHandedOut, OutOfBlocks};
 use super::content::ChunkShape;
 use super::messages::Setup;
-use super::proc::ProcError;
+use crate::proc::ProcError;
 use crate::runtime::{self, OpenError};
 
 /// How long a process waits for blocks that must come back.

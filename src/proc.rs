@@ -476,7 +476,7 @@ mod tests {
 
     /// Runs one of the tests below, which play child processes, in a process of its own.
     fn play(name: &str) -> Worker {
-        let test = format!("demo::proc::tests::{name}");
+        let test = format!("proc::tests::{name}");
         let arguments = [
             "--exact",
             &test,
