@@ -21,10 +21,15 @@ pub struct ReaderConfig {
     pub window_descriptors: usize,
     /// Most bytes in one posted window, for the same reason when descriptors are large.
     pub window_bytes: u64,
-    /// Windows of one read in flight at once, so that asynchronous transports stay busy.
+    /// Windows of one read in flight at once in each lane, so that asynchronous transports stay busy.
     pub windows_in_flight: usize,
+    /// Threads that post: the driver and one less of helper lanes. A large read is spread over them,
+    /// through an agent of its own in each.
+    pub lanes: usize,
+    /// Peers that have agents in the helper lanes at once. Past it the longest idle one loses them.
+    pub wide_peers: usize,
     /// Longest single descriptor. Longer runs are split, so that no window takes longer than moving
-    /// this much (some 3 ms over shared memory).
+    /// this much (some 0.3 ms over shared memory).
     pub max_descriptor_bytes: u64,
     /// How long a destination may stay in doubt before the agent that reads from its peer is
     /// destroyed to end the doubt. Other reads from that peer fail then.
@@ -41,6 +46,9 @@ pub struct ReaderConfig {
     pub idle_peer: Duration,
     /// How long the driver spins for a completion before it yields.
     pub spin: Duration,
+    /// How long the driver looks for a next read before it sleeps, once the last one has ended.
+    /// Waking it takes some 50 microseconds.
+    pub linger: Duration,
 }
 
 impl Default for ReaderConfig {
@@ -49,8 +57,10 @@ impl Default for ReaderConfig {
             queue: 1024,
             active: 1024,
             window_descriptors: 64,
-            window_bytes: 4 << 20,
+            window_bytes: 1 << 20,
             windows_in_flight: 4,
+            lanes: 2,
+            wide_peers: 16,
             max_descriptor_bytes: DEFAULT_MAX_DESCRIPTOR_BYTES,
             abandon_after: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
@@ -58,6 +68,7 @@ impl Default for ReaderConfig {
             connect_threads: 4,
             idle_peer: Duration::from_secs(300),
             spin: Duration::from_micros(200),
+            linger: Duration::from_micros(50),
         }
     }
 }

@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::clocks::Clocks;
 use super::driver::{Event, ReleaseJob};
 use super::error::Advice;
-use super::link::Link;
+use super::link::{Link, Width};
 use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
@@ -168,21 +168,32 @@ pub(crate) enum Met<A: Agent> {
     },
 }
 
-/// A peer to meet.
+/// What takes long.
 #[derive(Debug)]
-pub(crate) struct Errand {
-    pub peer: PeerKey,
-    /// Number of the attempt, to report with.
-    pub attempt: u64,
-    /// The life of it that is met already.
-    pub known: Option<Incarnation>,
-    /// When the attempt is given up; an errand that nobody got to by then is dropped.
-    pub until: MonoTime,
+pub(crate) enum Errand {
+    /// A peer to meet.
+    Meet {
+        peer: PeerKey,
+        /// Number of the attempt, to report with.
+        attempt: u64,
+        /// The life of it that is met already.
+        known: Option<Incarnation>,
+        /// When the attempt is given up; an errand that nobody got to by then is dropped.
+        until: MonoTime,
+    },
+    /// Further agents for a peer that is met, one for each helper lane.
+    Widen {
+        link: u64,
+        peer: AgentName,
+        metadata: Arc<[u8]>,
+        agents: usize,
+    },
 }
 
 /// An agent to destroy, with what it still had in flight.
 pub(crate) struct Teardown<A: Agent> {
-    pub link: u64,
+    /// Under which number the driver waits for it.
+    pub fence: u64,
     pub agent: A,
     pub requests: Vec<A::Request>,
     /// It may have a notice that has not left yet.
@@ -215,6 +226,7 @@ impl Workers {
         local: &Arc<LocalSide>,
         clock: &Arc<dyn Clock>,
         count: usize,
+        helpers: Vec<JoinHandle<()>>,
         ends: WorkerEnds<T::Agent>,
     ) -> std::io::Result<Self> {
         let WorkerEnds {
@@ -224,7 +236,7 @@ impl Workers {
             teardowns,
             events,
         } = ends;
-        let mut threads = Vec::new();
+        let mut threads = helpers;
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
         let lanes = [("meet", errands), ("retry", retries)];
@@ -252,7 +264,7 @@ impl Workers {
         threads.push(thread("kvx-release".into()).spawn(move || releasing.run(&releases))?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
             for Teardown {
-                link,
+                fence,
                 mut agent,
                 requests,
                 flush,
@@ -270,7 +282,7 @@ impl Workers {
                 }
                 // The fence: after this, nothing is written on the agent's behalf.
                 let fenced = agent.destroy();
-                if events.send(Event::Fenced { link, fenced }).is_err() {
+                if events.send(Event::Fenced { fence, fenced }).is_err() {
                     break;
                 }
             }
@@ -334,30 +346,74 @@ struct Meeting<T: Transport> {
 
 impl<T: Transport> Meeting<T> {
     fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
-        for Errand {
-            peer,
-            attempt,
-            known,
-            until,
-        } in errands
-        {
-            let limit = until.saturating_since(self.clock.now());
-            if limit.is_zero() {
-                // The driver has given it up.
-                continue;
-            }
-            let result = self.meet(&peer, known, limit);
-            if events
-                .send(Event::Met {
+        for errand in errands {
+            let event = match errand {
+                Errand::Meet {
                     peer,
                     attempt,
-                    result,
-                })
-                .is_err()
-            {
+                    known,
+                    until,
+                } => {
+                    let limit = until.saturating_since(self.clock.now());
+                    if limit.is_zero() {
+                        // The driver has given it up.
+                        continue;
+                    }
+                    let result = self.meet(&peer, known, limit);
+                    Event::Met {
+                        peer,
+                        attempt,
+                        result,
+                    }
+                }
+                Errand::Widen {
+                    link,
+                    peer,
+                    metadata,
+                    agents,
+                } => Event::Widened {
+                    link,
+                    agents: self.widen(link, &peer, &metadata, agents),
+                },
+            };
+            if events.send(event).is_err() {
                 break;
             }
         }
+    }
+
+    /// As many further agents as can be had.
+    fn widen(&self, link: u64, peer: &AgentName, metadata: &[u8], count: usize) -> Vec<T::Agent> {
+        let mut agents = Vec::with_capacity(count);
+        for lane in 1..=count {
+            let agent = self
+                .agent_name(&format!("read-{link}-{lane}"))
+                .and_then(|name| {
+                    self.open(&name, metadata, peer)
+                        .map_err(ConnectError::Transport)
+                });
+            match agent {
+                Ok(agent) => agents.push(agent),
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "no agent for a helper lane");
+                    break;
+                }
+            }
+        }
+        agents
+    }
+
+    /// A name that no other agent has.
+    fn agent_name(&self, what: &str) -> Result<AgentName, ConnectError> {
+        let LocalSide {
+            engine,
+            incarnation,
+            rank,
+            ..
+        } = &*self.local;
+        Ok(AgentName::new(format!(
+            "{engine}/{rank}/{incarnation}/{what}"
+        ))?)
     }
 
     fn meet(
@@ -391,11 +447,10 @@ impl<T: Transport> Meeting<T> {
             .min()
             .unwrap_or(0);
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
-        let name = AgentName::new(format!(
-            "{}/{}/{}/read-{id}",
-            self.local.engine, self.local.rank, self.local.incarnation
-        ))?;
-        let agent = self.open(&name, &card).map_err(ConnectError::Transport)?;
+        let name = self.agent_name(&format!("read-{id}"))?;
+        let agent = self
+            .open(&name, &card.nixl_metadata, &card.agent)
+            .map_err(ConnectError::Transport)?;
         tracing::info!(
             engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
         );
@@ -410,10 +465,17 @@ impl<T: Transport> Meeting<T> {
             words: card.lease_words,
             used: self.clock.now(),
             tended: MonoTime::ZERO,
+            metadata: card.nixl_metadata.into(),
+            width: Width::Narrow,
         })))
     }
 
-    fn open(&self, name: &AgentName, card: &Card) -> Result<T::Agent, TransportError> {
+    fn open(
+        &self,
+        name: &AgentName,
+        metadata: &[u8],
+        peer: &AgentName,
+    ) -> Result<T::Agent, TransportError> {
         let mut agent = self.transport.open_agent(name, AgentRole::Read)?;
         let pool = Arc::clone(&self.local.pool);
         agent.register(
@@ -422,7 +484,7 @@ impl<T: Transport> Meeting<T> {
         )?;
         let landing = Arc::clone(&self.local.landing);
         agent.register(&[landing.region()], Arc::new(landing))?;
-        agent.load_peer(&card.nixl_metadata, &card.agent)?;
+        agent.load_peer(metadata, peer)?;
         Ok(agent)
     }
 }

@@ -12,10 +12,10 @@ use crate::transport::Agent;
 /// A notice leaves within this on a quiet machine.
 const NOTICE_LEAVES: Duration = Duration::from_millis(20);
 /// A connection's set-up and whatever else takes several round trips is over by then.
-const SETTLES: Duration = Duration::from_secs(2);
+pub(super) const SETTLES: Duration = Duration::from_secs(2);
 const TEND_OFTEN: Duration = Duration::from_micros(500);
-const TEND_SOON: Duration = Duration::from_millis(5);
-const TEND_SELDOM: Duration = Duration::from_millis(100);
+pub(super) const TEND_SOON: Duration = Duration::from_millis(5);
+pub(super) const TEND_SELDOM: Duration = Duration::from_millis(100);
 
 /// Everything that reading from one life of one peer needs. The agent is this link's alone, so
 /// destroying it ends every doubt about reads from this peer and touches no other peer's.
@@ -36,6 +36,20 @@ pub(crate) struct Link<A: Agent> {
     pub used: MonoTime,
     /// When the agent was last let make progress although it had nothing in flight.
     pub tended: MonoTime,
+    /// The card's metadata, to load into further agents.
+    pub metadata: Arc<[u8]>,
+    pub width: Width,
+}
+
+/// How many agents read from a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// The link's own.
+    Narrow,
+    /// One for each helper lane is being made.
+    Widening,
+    /// One for each of the first so many helper lanes, too.
+    Wide(usize),
 }
 
 impl<A: Agent> Link<A> {

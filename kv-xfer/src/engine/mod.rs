@@ -14,6 +14,7 @@ mod driver;
 mod error;
 mod handle;
 mod holder;
+mod lane;
 mod link;
 mod notice;
 mod offer;

@@ -1,6 +1,7 @@
 //! One read: from its block pairs to a verdict.
 //!
-//! Windows are posted in order, a few in flight. When the last byte is in, the holder's lease word
+//! Windows are cut in order, a few in flight, posted by the driver or by a lane. When the last byte
+//! is in, the holder's lease word
 //! is read; only if it still has the descriptor's value are the bytes good. A read whose handle has
 //! been told of a failure stays here until nothing can write into its blocks any more.
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@ use std::time::Duration;
 use super::config::ReaderConfig;
 use super::error::ReadError;
 use super::handle::{FailedBlocks, HandleOwner, ReadFailure, ReadId, ReadReport, ReadShared};
+use super::lane::{LaneReport, LaneWindow, WindowRef};
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{BlockRuns, LeaseRef};
@@ -102,12 +104,22 @@ pub(crate) struct Env<'a> {
     pub batch: &'a mut Vec<Descriptor>,
 }
 
+/// Where a window is.
+#[derive(Debug)]
+enum At<R> {
+    /// Posted by the driver.
+    Here(R),
+    /// With a lane, which reports its end.
+    Lane(usize),
+    /// Over.
+    Over,
+}
+
 #[derive(Debug)]
 struct Window<R> {
-    request: R,
+    at: At<R>,
     /// Layers that are complete when this and all earlier windows are.
     layers: u32,
-    over: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +131,17 @@ enum Phase {
         since: MonoTime,
     },
 }
+
+/// A window that has been cut.
+struct Cut {
+    ends: Ends,
+    layers: u32,
+    /// Bytes, and what the descriptors cost.
+    cost: u64,
+}
+
+/// What a descriptor costs beside its bytes, in bytes: some half a microsecond over shared memory.
+const DESCRIPTOR_COST: u64 = 2048;
 
 /// What one step of a read led to.
 #[derive(Debug)]
@@ -142,10 +165,16 @@ pub(crate) struct ActiveRead<R> {
     pub report: ReadReport,
     /// Since when the handle has been told of a failure, while bytes may still land.
     pub told: Option<MonoTime>,
+    /// Whether the driver has it on its list of reads to poll.
+    pub polled: bool,
     slot: WordSlot,
     phase: Phase,
     plan: Option<(Plan, Cursor)>,
+    /// Every window of blocks has been cut.
+    cut: bool,
     windows: VecDeque<Window<R>>,
+    /// Number of the first of `windows`.
+    first: u64,
     failure: Option<ReadError>,
 }
 
@@ -156,16 +185,39 @@ impl<R> ActiveRead<R> {
             link: None,
             report: ReadReport::default(),
             told: None,
+            polled: false,
             slot,
             phase: Phase::Waiting,
             plan: None,
+            cut: false,
             windows: VecDeque::new(),
+            first: 0,
             failure: None,
         }
     }
 
     pub(crate) fn in_flight(&self) -> bool {
         !self.windows.is_empty()
+    }
+
+    /// Whether a window of it that the driver has posted is not over.
+    pub(crate) fn has_posted(&self) -> bool {
+        self.windows
+            .iter()
+            .any(|window| matches!(window.at, At::Here(_)))
+    }
+
+    /// Whether it has windows to be cut and nothing speaks against it.
+    pub(crate) fn has_more(&self) -> bool {
+        self.phase == Phase::Posting && !self.cut && self.told.is_none() && self.failure.is_none()
+    }
+
+    /// Whether it fits into one window, so that it need not take turns with others.
+    pub(crate) fn is_short(&self, config: &ReaderConfig) -> bool {
+        self.report.bytes <= config.window_bytes
+            && self.plan.as_ref().is_some_and(|(plan, _)| {
+                plan.descriptors() <= u64::try_from(config.window_descriptors).unwrap_or(u64::MAX)
+            })
     }
 
     /// What it is waiting for, in words.
@@ -177,9 +229,13 @@ impl<R> ActiveRead<R> {
         }
     }
 
-    /// Gives up the posted windows, for their agent to be destroyed.
+    /// Gives up the windows that the driver has posted, for their agent to be destroyed. Those of
+    /// lanes go with the lanes' agents.
     pub(crate) fn take_requests(&mut self) -> impl Iterator<Item = R> + '_ {
-        self.windows.drain(..).map(|window| window.request)
+        self.windows.drain(..).filter_map(|window| match window.at {
+            At::Here(request) => Some(request),
+            At::Lane(_) | At::Over => None,
+        })
     }
 
     /// Plans the read over a link. Nothing is posted yet.
@@ -230,137 +286,237 @@ impl<R> ActiveRead<R> {
         Ok(())
     }
 
-    /// Polls what is in flight and posts at most one more window.
-    pub(crate) fn advance<A: Agent<Request = R>>(
+    /// Cuts the next window of blocks into `batch`; where its descriptors lie and how many layers
+    /// it completes.
+    fn cut(&mut self, config: &ReaderConfig, batch: &mut Vec<Descriptor>) -> Option<Cut> {
+        batch.clear();
+        let (plan, cursor) = self.plan.as_mut()?;
+        let window = plan.next_window(
+            cursor,
+            config.window_descriptors,
+            config.window_bytes,
+            batch,
+        );
+        self.cut = window.is_none_or(|window| window.last);
+        let window = window?;
+        self.report.descriptors = self.report.descriptors.saturating_add(batch.len() as u64);
+        self.report.windows = self.report.windows.saturating_add(1);
+        let overhead = (batch.len() as u64).saturating_mul(DESCRIPTOR_COST);
+        Some(Cut {
+            ends: window.ends,
+            layers: window.layers,
+            cost: window.bytes.saturating_add(overhead),
+        })
+    }
+
+    /// Cuts a window for a lane, unless it has enough of this read.
+    pub(crate) fn cut_for(
+        &mut self,
+        lane: usize,
+        place: usize,
+        config: &ReaderConfig,
+        mut batch: Vec<Descriptor>,
+    ) -> Result<(LaneWindow, u64), Vec<Descriptor>> {
+        if !self.has_more() || self.count(|at| matches!(at, At::Lane(l) if *l == lane), config) {
+            return Err(batch);
+        }
+        let Some(Cut { ends, layers, cost }) = self.cut(config, &mut batch) else {
+            return Err(batch);
+        };
+        let seq = self
+            .first
+            .saturating_add(u64::try_from(self.windows.len()).unwrap_or(u64::MAX));
+        self.windows.push_back(Window {
+            at: At::Lane(lane),
+            layers,
+        });
+        let of = WindowRef {
+            place,
+            read: self.job.id,
+            seq,
+        };
+        Ok((LaneWindow { of, ends, batch }, cost))
+    }
+
+    /// Whether as many windows as may be in flight at once are at the wanted place.
+    fn count(&self, wanted: impl Fn(&At<R>) -> bool, config: &ReaderConfig) -> bool {
+        self.windows
+            .iter()
+            .filter(|window| wanted(&window.at))
+            .count()
+            >= config.windows_in_flight
+    }
+
+    /// Cuts the next window and posts it; its cost. `None` when there is none to cut, or enough are
+    /// in flight.
+    pub(crate) fn post_next<A: Agent<Request = R>>(
+        &mut self,
+        link: &mut Link<A>,
+        env: &mut Env<'_>,
+    ) -> Result<Option<u64>, ReadError> {
+        if !self.has_more() || self.count(|at| matches!(at, At::Here(_)), env.config) {
+            return Ok(None);
+        }
+        match self.cut(env.config, env.batch) {
+            Some(cut) => self
+                .post(link, env, cut.ends, cut.layers)
+                .map(|()| Some(cut.cost)),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes a lane's word for the end of a window.
+    pub(crate) fn on_report(&mut self, report: &LaneReport) -> Result<(), ReadError> {
+        let at = report.of.seq.checked_sub(self.first);
+        let window = at
+            .and_then(|at| usize::try_from(at).ok())
+            .and_then(|at| self.windows.get_mut(at));
+        if let Some(window) = window
+            && matches!(window.at, At::Lane(_))
+        {
+            window.at = At::Over;
+        }
+        self.report.posting = self.report.posting.saturating_add(report.posting);
+        match &report.result {
+            Ok(()) => Ok(()),
+            Err(fault) => self.fail(fault.clone()),
+        }
+    }
+
+    /// A window has failed: only what is in doubt is an error at once.
+    fn fail(&mut self, fault: ReadFault) -> Result<(), ReadError> {
+        let error = ReadError::Transport {
+            engine: self.job.engine.clone(),
+            cause: fault.error,
+        };
+        if fault.after == AfterError::InDoubt {
+            return Err(error);
+        }
+        self.failure.get_or_insert(error);
+        Ok(())
+    }
+
+    /// Asks the transport about the windows that the driver has posted.
+    pub(crate) fn poll<A: Agent<Request = R>>(
+        &mut self,
+        link: &mut Link<A>,
+    ) -> Result<bool, ReadError> {
+        let mut worked = false;
+        let mut failed = None;
+        for window in &mut self.windows {
+            let At::Here(request) = &mut window.at else {
+                continue;
+            };
+            match link.agent.poll(request) {
+                Ok(Progress::Pending) => {}
+                Ok(Progress::Done) => {
+                    discard(window, link);
+                    worked = true;
+                }
+                // Kept, for its agent to be destroyed.
+                Err(fault) if fault.after == AfterError::InDoubt => {
+                    failed = Some(fault);
+                    break;
+                }
+                Err(fault) => {
+                    discard(window, link);
+                    failed.get_or_insert(fault);
+                    worked = true;
+                }
+            }
+        }
+        match failed {
+            Some(fault) => self.fail(fault).map(|()| worked),
+            None => Ok(worked),
+        }
+    }
+
+    /// Draws the consequences of windows that are over: tells of complete layers, has the lease word
+    /// read once every block is in, and comes to the verdict.
+    pub(crate) fn settle<A: Agent<Request = R>>(
         &mut self,
         link: &mut Link<A>,
         env: &mut Env<'_>,
     ) -> Advance {
-        let mut worked = match self.poll_windows(link, env.clock) {
-            Ok(worked) => worked,
-            Err(error) => return Advance::InDoubt(error),
-        };
-        if self.told.is_some() || self.failure.is_some() {
-            if self.windows.is_empty() {
+        let mut worked = self.drop_over(env.clock);
+        loop {
+            if self.in_flight() {
+                return if worked {
+                    Advance::Worked
+                } else {
+                    Advance::Idle
+                };
+            }
+            if self.told.is_some() || self.failure.is_some() {
                 let failure = self.failure.take().unwrap_or(ReadError::Cancelled);
                 return Advance::Ended(Err(failure));
             }
-            return if worked {
-                Advance::Worked
-            } else {
-                Advance::Idle
-            };
-        }
-        match self.phase {
-            Phase::Waiting => {}
-            Phase::Posting => {
-                if self.windows.len() < env.config.windows_in_flight {
-                    match self.post_next(link, env) {
-                        Ok(posted) => worked |= posted,
-                        Err(error) => return Advance::InDoubt(error),
+            match self.phase {
+                Phase::Posting if self.cut => {
+                    if let Err(error) = self.check_word(link, env) {
+                        return Advance::InDoubt(error);
                     }
                 }
-            }
-            Phase::Checking { since } => {
-                if self.windows.is_empty() {
+                Phase::Checking { since } => {
                     self.report.checking = env.clock.now().saturating_since(since);
                     return Advance::Ended(self.verdict(env.landing));
                 }
-            }
-        }
-        if worked {
-            Advance::Worked
-        } else {
-            Advance::Idle
-        }
-    }
-
-    fn poll_windows<A: Agent<Request = R>>(
-        &mut self,
-        link: &mut Link<A>,
-        clock: &dyn Clock,
-    ) -> Result<bool, ReadError> {
-        let mut worked = false;
-        for window in self.windows.iter_mut().filter(|window| !window.over) {
-            match link.agent.poll(&mut window.request) {
-                Ok(Progress::Pending) => {}
-                Ok(Progress::Done) => {
-                    window.over = true;
-                    worked = true;
-                }
-                Err(ReadFault { error, after }) => {
-                    let error = ReadError::Transport {
-                        engine: self.job.engine.clone(),
-                        cause: error,
+                Phase::Waiting | Phase::Posting => {
+                    return if worked {
+                        Advance::Worked
+                    } else {
+                        Advance::Idle
                     };
-                    if after == AfterError::InDoubt {
-                        return Err(error);
-                    }
-                    window.over = true;
-                    worked = true;
-                    self.failure.get_or_insert(error);
                 }
             }
+            worked = true;
+            self.drop_over(env.clock);
         }
-        while self.windows.front().is_some_and(|window| window.over) {
-            if let Some(window) = self.windows.pop_front() {
-                link.agent.discard(window.request);
-                if self.failure.is_none() && self.told.is_none() && window.layers > 0 {
-                    if self.report.first_layer.is_zero() {
-                        self.report.first_layer = clock.now().saturating_since(self.job.submitted);
-                    }
-                    self.job.shared.set_layers_ready(window.layers);
-                }
-            }
-        }
-        Ok(worked)
     }
 
-    /// Posts the next window of blocks, or the word's read once every block is in.
-    fn post_next<A: Agent<Request = R>>(
+    /// Drops the windows at the front that are over, and tells of the layers that they complete.
+    fn drop_over(&mut self, clock: &dyn Clock) -> bool {
+        let mut worked = false;
+        let over = |window: &Window<R>| matches!(window.at, At::Over);
+        while self.windows.front().is_some_and(over) {
+            let Some(window) = self.windows.pop_front() else {
+                break;
+            };
+            self.first = self.first.saturating_add(1);
+            worked = true;
+            if self.failure.is_none() && self.told.is_none() && window.layers > 0 {
+                if self.report.first_layer.is_zero() {
+                    self.report.first_layer = clock.now().saturating_since(self.job.submitted);
+                }
+                self.job.shared.set_layers_ready(window.layers);
+            }
+        }
+        worked
+    }
+
+    /// Has the lease word read: every block is in.
+    fn check_word<A: Agent<Request = R>>(
         &mut self,
         link: &mut Link<A>,
         env: &mut Env<'_>,
-    ) -> Result<bool, ReadError> {
-        env.batch.clear();
-        let next = self.plan.as_mut().and_then(|(plan, cursor)| {
-            plan.next_window(
-                cursor,
-                env.config.window_descriptors,
-                env.config.window_bytes,
-                env.batch,
-            )
-        });
-        match next {
-            Some(window) => {
-                self.report.descriptors = self
-                    .report
-                    .descriptors
-                    .saturating_add(env.batch.len() as u64);
-                self.report.windows = self.report.windows.saturating_add(1);
-                self.post(link, env, window.ends, window.layers)?;
-                Ok(true)
-            }
-            None if self.windows.is_empty() => {
-                let since = env.clock.now();
-                self.phase = Phase::Checking { since };
-                let word = self.job.lease.word.0;
-                // Anything but the expected value, so that a read that brought nothing is noticed.
-                env.landing.store(self.slot, !word);
-                let remote = link.words.block_addr(BlockId(self.job.lease.slot.0));
-                let local = env.landing.region().block_addr(BlockId(self.slot.0));
-                if let (Ok(remote), Ok(local)) = (remote, local) {
-                    env.batch.push(Descriptor {
-                        remote,
-                        local,
-                        len: 8,
-                    });
-                    self.post(link, env, Ends::HOST, 0)?;
-                }
-                Ok(true)
-            }
-            None => Ok(false),
+    ) -> Result<(), ReadError> {
+        let since = env.clock.now();
+        self.phase = Phase::Checking { since };
+        let word = self.job.lease.word.0;
+        // Anything but the expected value, so that a read that brought nothing is noticed.
+        env.landing.store(self.slot, !word);
+        let remote = link.words.block_addr(BlockId(self.job.lease.slot.0));
+        let local = env.landing.region().block_addr(BlockId(self.slot.0));
+        if let (Ok(remote), Ok(local)) = (remote, local) {
+            env.batch.clear();
+            env.batch.push(Descriptor {
+                remote,
+                local,
+                len: 8,
+            });
+            self.post(link, env, Ends::HOST, 0)?;
         }
+        Ok(())
     }
 
     fn post<A: Agent<Request = R>>(
@@ -378,25 +534,17 @@ impl<R> ActiveRead<R> {
             .saturating_add(env.clock.now().saturating_since(before));
         match posted {
             Ok((request, progress)) => {
-                let over = progress == Progress::Done;
-                self.windows.push_back(Window {
-                    request,
+                let mut window = Window {
+                    at: At::Here(request),
                     layers,
-                    over,
-                });
-                Ok(())
-            }
-            Err(ReadFault { error, after }) => {
-                let error = ReadError::Transport {
-                    engine: self.job.engine.clone(),
-                    cause: error,
                 };
-                if after == AfterError::InDoubt {
-                    return Err(error);
+                if progress == Progress::Done {
+                    discard(&mut window, link);
                 }
-                self.failure.get_or_insert(error);
+                self.windows.push_back(window);
                 Ok(())
             }
+            Err(fault) => self.fail(fault),
         }
     }
 
@@ -413,5 +561,12 @@ impl<R> ActiveRead<R> {
             expected,
             found,
         })
+    }
+}
+
+/// A window that the driver has posted is over: its request goes back.
+fn discard<A: Agent>(window: &mut Window<A::Request>, link: &mut Link<A>) {
+    if let At::Here(request) = std::mem::replace(&mut window.at, At::Over) {
+        link.agent.discard(request);
     }
 }

@@ -14,6 +14,7 @@ use super::connect::{CardSource, LocalSide, WorkerEnds, Workers};
 use super::driver::{Channels, Driver};
 use super::error::StartError;
 use super::holder::{Holder, HolderThread};
+use super::lane::Lane;
 use super::{Engine, Owner};
 use crate::clock::{Clock, SystemClock};
 use crate::ids::{AgentName, Incarnation};
@@ -130,12 +131,27 @@ impl Engine {
         let (releases_tx, releases_rx) = bounded(1024);
         let (teardowns_tx, teardowns_rx) = unbounded();
         let (returned_tx, returned) = unbounded();
+        let (reports_tx, reports) = unbounded();
+        let mut lanes = Vec::new();
+        let mut helpers = Vec::new();
+        for n in 1..config.reader.lanes {
+            let (lane, worker) = Lane::new(
+                reports_tx.clone(),
+                teardowns_tx.clone(),
+                Arc::clone(&clock),
+                config.reader.spin,
+            );
+            lanes.push(lane);
+            let thread = std::thread::Builder::new().name(format!("kvx-lane-{n}"));
+            helpers.push(thread.spawn(move || worker.run())?);
+        }
         let workers = Workers::start(
             &transport,
             &cards,
             &local,
             &clock,
             config.reader.connect_threads,
+            helpers,
             WorkerEnds {
                 errands: errands_rx,
                 retries: retries_rx,
@@ -160,6 +176,8 @@ impl Engine {
                 releases: releases_tx,
                 teardowns: teardowns_tx,
                 returned: returned_tx.clone(),
+                lanes,
+                reports,
             },
         );
         let driver = std::thread::Builder::new()

@@ -6,10 +6,10 @@ use crate::ids::BlockId;
 use crate::layout::RegionPair;
 use crate::transport::{Descriptor, Ends};
 
-/// Most bytes that runs are merged into one descriptor for, unless told otherwise: 16 MiB. Cost per
-/// descriptor is gone long before that (some 256 KiB), and a transport that spreads descriptors over
-/// rails or queue pairs still gets several of a long read.
-pub const DEFAULT_MAX_DESCRIPTOR_BYTES: u64 = 16 << 20;
+/// Most bytes that runs are merged into one descriptor for, unless told otherwise: 1 MiB. Cost per
+/// descriptor is gone before that (some 256 KiB), no post over shared memory takes longer than some
+/// 0.3 ms, and lanes, rails and queue pairs all get their part of a long read.
+pub const DEFAULT_MAX_DESCRIPTOR_BYTES: u64 = 1 << 20;
 
 /// Bounds of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use crate::clock::MonoTime;
 use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
 use crate::engine::handle::{FailedBlocks, Landed, ReadFailure, ReadId, ReadOutcome, ReadShared};
+use crate::engine::link::Width;
 use crate::engine::notice::Notice;
 use crate::engine::read::{ActiveRead, ReadJob, ReleasePolicy};
 use crate::peer::PeerKey;
@@ -188,11 +189,18 @@ impl<T: Transport> Driver<T> {
             fenced.push((place, read.job.id, read.job.blocks));
         }
         self.stats.partings.fetch_add(1, Ordering::Relaxed);
-        self.fencing.insert(link.id, Fencing { reads: fenced });
+        self.forget_turns(link.id);
+        let helpers = match link.width {
+            Width::Wide(agents) => agents,
+            // Agents that are being made are destroyed when they come.
+            Width::Narrow | Width::Widening => 0,
+        };
+        let fence = self.new_fence(fenced, helpers.saturating_add(1));
+        self.detach(link.id, helpers, fence);
         let flush = now.saturating_since(link.used) < RECENTLY;
         self.tear_down(Teardown {
             flush,
-            link: link.id,
+            fence,
             agent: link.agent,
             requests,
         });
@@ -202,22 +210,31 @@ impl<T: Transport> Driver<T> {
     pub(super) fn tear_down(&mut self, teardown: Teardown<T::Agent>) {
         if let Err(refused) = self.channels.teardowns.send(teardown) {
             // The fencing thread is gone: destroy the agent here, late rather than never.
-            let Teardown { link, agent, .. } = refused.into_inner();
+            let Teardown { fence, agent, .. } = refused.into_inner();
             let fenced = agent.destroy();
-            self.on_fenced(link, fenced);
+            self.on_fenced(fence, fenced);
         }
     }
 
-    /// A parted link's agent has been destroyed: what was in doubt is nobody's now. If it could not
-    /// be destroyed, its blocks and places, whose words are destinations too, are never used again.
-    pub(super) fn on_fenced(&mut self, link: u64, fenced: Result<(), TransportError>) {
-        let Fencing { reads } = self.fencing.remove(&link).unwrap_or_default();
+    /// An agent of a parted link has been destroyed. With the last of them, what was in doubt is
+    /// nobody's. If one could not be destroyed, the blocks and places, whose words are destinations
+    /// too, are never used again.
+    pub(super) fn on_fenced(&mut self, fence: u64, fenced: Result<(), TransportError>) {
+        let Some(fencing) = self.fencing.get_mut(&fence) else {
+            return;
+        };
+        fencing.agents = fencing.agents.saturating_sub(1);
         if let Err(error) = &fenced {
-            let reads = reads.len();
+            fencing.failed = true;
+            let reads = fencing.reads.len();
             tracing::error!(%error, reads, "an agent could not be destroyed, its reads' blocks are lost");
         }
+        if fencing.agents > 0 {
+            return;
+        }
+        let Fencing { reads, failed, .. } = self.fencing.remove(&fence).unwrap_or_default();
         for (place, read, blocks) in reads {
-            if fenced.is_err() {
+            if failed {
                 std::mem::forget(blocks);
                 continue;
             }
@@ -280,11 +297,16 @@ impl<T: Transport> Drop for Driver<T> {
         } else {
             ReadError::DriverGone
         };
-        // The agents go first: only then are the blocks nobody's.
+        // The agents go first: only then are the blocks nobody's. Those in lanes are destroyed when
+        // the lanes end, for which nobody waits here.
         let undead: Vec<u64> = self
             .links
             .drain()
-            .filter_map(|(_, link)| link.agent.destroy().is_err().then_some(link.id))
+            .filter_map(|(_, link)| {
+                let alone = matches!(link.width, Width::Narrow | Width::Widening | Width::Wide(0));
+                let destroyed = link.agent.destroy().is_ok();
+                (!alone || !destroyed).then_some(link.id)
+            })
             .collect();
         let mut safe = Vec::with_capacity(active.len());
         for (link, told, job) in active {

@@ -24,11 +24,10 @@ impl<T: Transport> Driver<T> {
                 let life = Some(link.incarnation);
                 let outcome = self.peers.on_card(peer, attempt, &link.engine, life, now);
                 if self.stopping.is_some() || outcome == CardOutcome::Stale {
-                    let (link, agent) = (link.id, link.agent);
-                    self.fencing.entry(link).or_default();
+                    let fence = self.new_fence(Vec::new(), 1);
                     self.tear_down(Teardown {
-                        link,
-                        agent,
+                        fence,
+                        agent: link.agent,
                         requests: Vec::new(),
                         flush: false,
                     });
@@ -121,8 +120,9 @@ impl<T: Transport> Driver<T> {
                         local_blocks: self.pool.block_count(),
                         batch: &mut self.batch,
                     };
-                    if let Err(error) = read.start(link, &env) {
-                        self.end(place, Err(error), now);
+                    match read.start(link, &env) {
+                        Ok(()) => self.enqueue(place),
+                        Err(error) => self.end(place, Err(error), now),
                     }
                     return;
                 }
@@ -191,7 +191,7 @@ impl<T: Transport> Driver<T> {
         } else {
             &self.channels.errands
         };
-        let _ = lane.send(Errand {
+        let _ = lane.send(Errand::Meet {
             peer: peer.clone(),
             attempt,
             known: self.links.get(peer).map(|link| link.incarnation),

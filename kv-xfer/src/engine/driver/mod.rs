@@ -7,6 +7,8 @@
 
 mod ending;
 mod meeting;
+mod turns;
+mod width;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,12 +17,14 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError};
 
+use self::turns::PeerTurns;
 use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
 use super::handle::ReadId;
+use super::lane::{Lane, LaneReport};
 use super::link::Link;
-use super::read::{ActiveRead, Advance, Env, ReadJob, Submitted};
+use super::read::{ActiveRead, ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{Incarnation, WordSlot};
@@ -36,6 +40,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 const MAX_TROUBLES: usize = 4096;
 /// Longest sleep between polls while something is in flight.
 const MAX_NAP: Duration = Duration::from_micros(500);
+/// How often deadlines are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Longest park while nothing is in flight.
 const MAX_PARK: Duration = Duration::from_secs(1);
 
@@ -73,8 +79,10 @@ pub(crate) enum Event<A: Agent> {
         attempt: u64,
         result: Result<Met<A>, ConnectError>,
     },
+    /// Further agents for a link's helper lanes, as many as could be had.
+    Widened { link: u64, agents: Vec<A> },
     Fenced {
-        link: u64,
+        fence: u64,
         /// Whether the agent is gone. If not, its reads may be written for ever.
         fenced: Result<(), TransportError>,
     },
@@ -89,8 +97,13 @@ pub struct ReturnedBlocks {
     pub blocks: OwnedBlocks,
 }
 
+/// Agents that are being destroyed together, and what waits for it.
 #[derive(Default)]
 struct Fencing {
+    /// How many of them are left.
+    agents: usize,
+    /// One of them could not be destroyed.
+    failed: bool,
     /// Place, read and blocks of each read that is in doubt until the agent is gone.
     reads: Vec<(usize, ReadId, OwnedBlocks)>,
 }
@@ -109,6 +122,8 @@ pub(crate) struct Channels<A: Agent> {
     pub releases: Sender<ReleaseJob>,
     pub teardowns: Sender<Teardown<A>>,
     pub returned: Sender<ReturnedBlocks>,
+    pub lanes: Vec<Lane<A>>,
+    pub reports: Receiver<LaneReport>,
 }
 
 pub(crate) struct Driver<T: Transport> {
@@ -126,7 +141,22 @@ pub(crate) struct Driver<T: Transport> {
     /// What went wrong with peers that could not be met last time.
     troubles: HashMap<PeerKey, String>,
     fencing: HashMap<u64, Fencing>,
+    next_fence: u64,
+    /// Reads with windows to be cut, peer by peer.
+    turns: Vec<PeerTurns>,
+    /// What the peer that was served last had had by then.
+    had: u64,
+    /// What the window that was cut last costs, in bytes.
+    cost: u64,
+    /// Reads with windows of the driver's own to be polled.
+    polled: Vec<usize>,
+    /// When deadlines and cancellations were last looked at.
+    looked: MonoTime,
+    /// A handle was cancelled or dropped.
+    woken: bool,
     batch: Vec<Descriptor>,
+    /// Emptied lists of lanes' windows.
+    spare: Vec<Vec<Descriptor>>,
     config: ReaderConfig,
     clock: Arc<dyn Clock>,
     pool: Arc<KvPool>,
@@ -160,6 +190,14 @@ impl<T: Transport> Driver<T> {
             waiting: HashMap::new(),
             troubles: HashMap::new(),
             fencing: HashMap::new(),
+            next_fence: 1,
+            turns: Vec::new(),
+            had: 0,
+            cost: 0,
+            polled: Vec::new(),
+            looked: MonoTime::ZERO,
+            woken: false,
+            spare: Vec::new(),
             batch: Vec::with_capacity(config.window_descriptors),
             config,
             clock,
@@ -199,7 +237,8 @@ impl<T: Transport> Driver<T> {
             && self.links.is_empty()
     }
 
-    /// One round: take what has come in, then move every read along by at most one window.
+    /// One round: take what has come in, ask about what is in flight, and post at most one window
+    /// here, so that what comes in next need not wait for more.
     pub(crate) fn step(&mut self, now: MonoTime) -> bool {
         let mut worked = false;
         while let Ok(event) = self.channels.events.try_recv() {
@@ -232,16 +271,18 @@ impl<T: Transport> Driver<T> {
                 self.backlog.push_back(job);
             }
         }
-        while self.channels.wake.try_recv().is_ok() {}
-        worked |= self.admit(now);
-        let mut next = 0;
-        while let Some(place) = self.order.get(next).copied() {
-            worked |= self.advance(place, now);
-            // A read that has ended has left the order; its successor now stands in its place.
-            if self.order.get(next) == Some(&place) {
-                next = next.saturating_add(1);
-            }
+        while self.channels.wake.try_recv().is_ok() {
+            self.woken = true;
         }
+        if self.woken || now.saturating_since(self.looked) >= LOOK_EVERY {
+            self.woken = false;
+            self.looked = now;
+            worked |= self.look_at_limits(now);
+        }
+        worked |= self.admit(now);
+        worked |= self.take_reports(now);
+        worked |= self.poll_posted(now);
+        worked |= self.serve_turn(now);
         self.tend_links(now);
         worked
     }
@@ -249,11 +290,16 @@ impl<T: Transport> Driver<T> {
     /// Sleeps as long as nothing can happen, at most until the next timer.
     fn rest(&mut self, now: MonoTime, quiet: Duration) {
         let in_flight = self.order.iter().any(|place| self.in_flight(*place));
-        if in_flight && quiet < self.config.spin {
+        let spin = if in_flight {
+            self.config.spin
+        } else {
+            self.config.linger
+        };
+        if quiet < spin {
             std::hint::spin_loop();
             return;
         }
-        if in_flight && quiet < self.config.spin.saturating_mul(4) {
+        if in_flight && quiet < spin.saturating_mul(4) {
             std::thread::yield_now();
             return;
         }
@@ -267,6 +313,9 @@ impl<T: Transport> Driver<T> {
         select.recv(&self.channels.commands);
         select.recv(&self.channels.events);
         select.recv(&self.channels.wake);
+        if !self.channels.lanes.is_empty() {
+            select.recv(&self.channels.reports);
+        }
         // What is ready stays in its channel; the next step takes it.
         if select
             .ready_timeout(limit.max(Duration::from_micros(20)))
@@ -339,7 +388,8 @@ impl<T: Transport> Driver<T> {
 
     fn on_event(&mut self, event: Event<T::Agent>, now: MonoTime) {
         match event {
-            Event::Fenced { link, fenced } => self.on_fenced(link, fenced),
+            Event::Fenced { fence, fenced } => self.on_fenced(fence, fenced),
+            Event::Widened { link, agents } => self.on_widened(link, agents),
             Event::Met {
                 peer,
                 attempt,
@@ -351,27 +401,6 @@ impl<T: Transport> Driver<T> {
     /// Gives queued reads their places.
     fn admit(&mut self, now: MonoTime) -> bool {
         let mut worked = false;
-        // Those that ended while queued leave without a place.
-        if self
-            .backlog
-            .iter()
-            .any(|job| job.deadline <= now || job.shared.is_cancelled())
-        {
-            for job in std::mem::take(&mut self.backlog) {
-                if job.shared.is_cancelled() {
-                    self.end_unstarted(*job, ReadError::Cancelled, now);
-                } else if job.deadline <= now {
-                    let error = ReadError::Deadline {
-                        engine: job.engine.clone(),
-                        limit: job.limit(),
-                        phase: "queued",
-                    };
-                    self.end_unstarted(*job, error, now);
-                } else {
-                    self.backlog.push_back(job);
-                }
-            }
-        }
         while !self.backlog.is_empty() {
             let Some(place) = self.free.pop() else { break };
             let Some(job) = self.backlog.pop_front() else {
@@ -386,86 +415,6 @@ impl<T: Transport> Driver<T> {
             self.order.push(place);
             self.start(place, now);
             worked = true;
-        }
-        worked
-    }
-
-    fn advance(&mut self, place: usize, now: MonoTime) -> bool {
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
-            return false;
-        };
-        let mut worked = false;
-        if read.told.is_none() {
-            let verdict = if read.job.shared.is_cancelled() {
-                Some(ReadError::Cancelled)
-            } else if read.job.deadline <= now {
-                Some(ReadError::Deadline {
-                    engine: read.job.engine.clone(),
-                    limit: read.job.limit(),
-                    phase: read.phase_name(),
-                })
-            } else {
-                None
-            };
-            if let Some(error) = verdict {
-                worked = true;
-                if !read.in_flight() {
-                    self.end(place, Err(error), now);
-                    return true;
-                }
-                self.tell(place, error, now);
-            }
-        }
-        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
-            return worked;
-        };
-        if read.link.is_none() {
-            return worked;
-        }
-        let Some(link) = self.links.get_mut(&read.job.peer) else {
-            return worked;
-        };
-        let mut env = Env {
-            config: &self.config,
-            clock: self.clock.as_ref(),
-            landing: self.landing.as_ref(),
-            local_blocks: self.pool.block_count(),
-            batch: &mut self.batch,
-        };
-        match read.advance(link, &mut env) {
-            Advance::Idle => {}
-            Advance::Worked => {
-                link.used = now;
-                worked = true;
-            }
-            Advance::Ended(verdict) => {
-                let peer = read.job.peer.clone();
-                // What broke may not heal by itself: the peer is met afresh, by another agent.
-                let broken = verdict.as_ref().err().filter(|error| error.breaks_link());
-                let broken = broken.cloned();
-                self.end(place, verdict, now);
-                if let Some(error) = broken {
-                    self.part(&peer, None, &error, now);
-                }
-                return true;
-            }
-            Advance::InDoubt(error) => {
-                let peer = read.job.peer.clone();
-                self.part(&peer, Some(place), &error, now);
-                return true;
-            }
-        }
-        let overdue = self
-            .read(place)
-            .filter(|read| {
-                read.told
-                    .is_some_and(|told| told + self.config.abandon_after <= now)
-            })
-            .map(|read| (read.job.peer.clone(), read.job.engine.clone()));
-        if let Some((peer, engine)) = overdue {
-            tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
-            self.part(&peer, Some(place), &ReadError::Fenced { engine }, now);
-            return true;
         }
         worked
     }

@@ -1,0 +1,368 @@
+//! Whose window is next, and what comes of windows that are over.
+//!
+//! Posting may copy inside the call, so one window is posted at a time and what has come in is
+//! looked at in between. Among the peers, the one that has had the least goes first (start-time fair
+//! queueing, by bytes): busy peers share evenly, and a peer that has had little waits for one window
+//! at most. Among a peer's reads, those that fit into one window and the others alternate.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use super::Driver;
+use crate::clock::MonoTime;
+use crate::engine::error::ReadError;
+use crate::engine::lane::LaneReport;
+use crate::engine::read::{Advance, Env};
+use crate::transport::Transport;
+
+/// Lane reports that are taken at once.
+const REPORTS_AT_ONCE: usize = 64;
+/// How many windows' worth a peer that has had less than others is owed at most.
+const OWED_WINDOWS: u64 = 2;
+
+/// The reads of one link that have windows to be cut.
+#[derive(Debug)]
+pub(super) struct PeerTurns {
+    link: u64,
+    /// What it has had, as a time that passes with the bytes of whoever is served.
+    had: u64,
+    /// Reads that fit into one window.
+    short: VecDeque<usize>,
+    long: VecDeque<usize>,
+    /// Whether the last one served was a short one.
+    was_short: bool,
+    /// Enough of it is in flight.
+    full: bool,
+}
+
+impl PeerTurns {
+    fn is_empty(&self) -> bool {
+        self.short.is_empty() && self.long.is_empty()
+    }
+
+    /// The read whose turn it is, and whether it is a short one.
+    fn take(&mut self) -> Option<(usize, bool)> {
+        let short_first = !self.was_short || self.long.is_empty();
+        let (place, short) = if short_first && let Some(place) = self.short.pop_front() {
+            (place, true)
+        } else {
+            (self.long.pop_front()?, false)
+        };
+        self.was_short = short;
+        Some((place, short))
+    }
+
+    fn give_back(&mut self, place: usize, short: bool) {
+        if short {
+            self.short.push_back(place);
+        } else {
+            self.long.push_back(place);
+        }
+    }
+}
+
+impl<T: Transport> Driver<T> {
+    /// A planned read waits for its turn.
+    pub(super) fn enqueue(&mut self, place: usize) {
+        let Some(read) = self.read(place) else { return };
+        let Some(link) = read.link else { return };
+        let short = read.is_short(&self.config);
+        let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
+        let floor = self.had.saturating_sub(owed);
+        match self.turns.iter_mut().find(|turns| turns.link == link) {
+            Some(turns) => {
+                if turns.is_empty() {
+                    turns.had = turns.had.max(floor);
+                }
+                turns.give_back(place, short);
+            }
+            None => {
+                let mut turns = PeerTurns {
+                    link,
+                    had: floor,
+                    short: VecDeque::new(),
+                    long: VecDeque::new(),
+                    was_short: false,
+                    full: false,
+                };
+                turns.give_back(place, short);
+                self.turns.push(turns);
+            }
+        }
+        if !short {
+            self.widen_for(place);
+        }
+    }
+
+    /// A link is gone.
+    pub(super) fn forget_turns(&mut self, link: u64) {
+        self.turns.retain(|turns| turns.link != link);
+    }
+
+    /// Ends what is over its deadline or was cancelled.
+    pub(super) fn look_at_limits(&mut self, now: MonoTime) -> bool {
+        let mut worked = false;
+        // Those that ended while queued leave without a place.
+        if self
+            .backlog
+            .iter()
+            .any(|job| job.deadline <= now || job.shared.is_cancelled())
+        {
+            worked = true;
+            for job in std::mem::take(&mut self.backlog) {
+                if job.shared.is_cancelled() {
+                    self.end_unstarted(*job, ReadError::Cancelled, now);
+                } else if job.deadline <= now {
+                    let error = ReadError::Deadline {
+                        engine: job.engine.clone(),
+                        limit: job.limit(),
+                        phase: "queued",
+                    };
+                    self.end_unstarted(*job, error, now);
+                } else {
+                    self.backlog.push_back(job);
+                }
+            }
+        }
+        let mut next = 0;
+        while let Some(place) = self.order.get(next).copied() {
+            worked |= self.look_at(place, now);
+            // A read that has ended has left the order; its successor now stands in its place.
+            if self.order.get(next) == Some(&place) {
+                next = next.saturating_add(1);
+            }
+        }
+        worked
+    }
+
+    fn look_at(&mut self, place: usize, now: MonoTime) -> bool {
+        let Some(read) = self.read(place) else {
+            return false;
+        };
+        let Some(told) = read.told else {
+            let error = if read.job.shared.is_cancelled() {
+                ReadError::Cancelled
+            } else if read.job.deadline <= now {
+                ReadError::Deadline {
+                    engine: read.job.engine.clone(),
+                    limit: read.job.limit(),
+                    phase: read.phase_name(),
+                }
+            } else {
+                return false;
+            };
+            if read.in_flight() {
+                self.tell(place, error, now);
+            } else {
+                self.end(place, Err(error), now);
+            }
+            return true;
+        };
+        if told + self.config.abandon_after > now {
+            return false;
+        }
+        let (peer, engine) = (read.job.peer.clone(), read.job.engine.clone());
+        tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
+        self.part(&peer, Some(place), &ReadError::Fenced { engine }, now);
+        true
+    }
+
+    /// Takes what lanes say of their windows.
+    pub(super) fn take_reports(&mut self, now: MonoTime) -> bool {
+        let mut worked = false;
+        for _ in 0..REPORTS_AT_ONCE {
+            let Ok(report) = self.channels.reports.try_recv() else {
+                break;
+            };
+            worked = true;
+            self.on_report(report, now);
+        }
+        worked
+    }
+
+    fn on_report(&mut self, mut report: LaneReport, now: MonoTime) {
+        if self.spare.len() < self.config.lanes.saturating_mul(4) {
+            self.spare.push(std::mem::take(&mut report.batch));
+        }
+        let place = report.of.place;
+        let read = self.reads.get_mut(place).and_then(Option::as_mut);
+        let Some(read) = read.filter(|r| r.job.id == report.of.read && r.link == Some(report.link))
+        else {
+            return;
+        };
+        match read.on_report(&report) {
+            Ok(()) => {
+                self.settle(place, now);
+            }
+            Err(error) => {
+                let peer = read.job.peer.clone();
+                self.part(&peer, Some(place), &error, now);
+            }
+        }
+    }
+
+    /// Asks the transport about the windows that this thread has posted.
+    pub(super) fn poll_posted(&mut self, now: MonoTime) -> bool {
+        let mut worked = false;
+        let mut at = 0;
+        while let Some(place) = self.polled.get(at).copied() {
+            let read = self.reads.get_mut(place).and_then(Option::as_mut);
+            let Some(read) = read.filter(|read| read.polled) else {
+                self.polled.swap_remove(at);
+                continue;
+            };
+            if let Some(link) = self.links.get_mut(&read.job.peer) {
+                match read.poll(link) {
+                    Ok(false) => {
+                        at = at.saturating_add(1);
+                        continue;
+                    }
+                    Ok(true) => {}
+                    Err(error) => {
+                        let peer = read.job.peer.clone();
+                        self.part(&peer, Some(place), &error, now);
+                        worked = true;
+                        continue;
+                    }
+                }
+            }
+            worked = true;
+            self.settle(place, now);
+            // Another read may have the place now, with a list entry of its own.
+            match self.reads.get_mut(place).and_then(Option::as_mut) {
+                Some(read) if read.polled && !read.has_posted() => {
+                    read.polled = false;
+                    self.polled.swap_remove(at);
+                }
+                Some(read) if read.polled => at = at.saturating_add(1),
+                _ => {
+                    self.polled.swap_remove(at);
+                }
+            }
+        }
+        worked
+    }
+
+    /// Serves whose turn it is: helper lanes are filled on the way, and one window is posted here.
+    pub(super) fn serve_turn(&mut self, now: MonoTime) -> bool {
+        for turns in &mut self.turns {
+            turns.full = false;
+        }
+        let mut worked = false;
+        loop {
+            let waiting = self.turns.iter_mut().filter(|t| !t.full && !t.is_empty());
+            let Some(turns) = waiting.min_by_key(|turns| turns.had) else {
+                return worked;
+            };
+            let (link, had) = (turns.link, turns.had);
+            let Some((place, short)) = turns.take() else {
+                return worked;
+            };
+            let usable = |driver: &Self| {
+                driver
+                    .read(place)
+                    .is_some_and(|read| read.link == Some(link) && read.has_more())
+            };
+            if !usable(self) {
+                continue;
+            }
+            let given = !short && self.give_to_lane(place);
+            let posted = !given && self.post_window(place, now);
+            // It may have ended or lost its link meanwhile.
+            let more = usable(self);
+            let Some(turns) = self.turns.iter_mut().find(|turns| turns.link == link) else {
+                return true;
+            };
+            if more {
+                turns.give_back(place, short);
+            }
+            if !given && !posted {
+                turns.full = true;
+                continue;
+            }
+            worked = true;
+            self.had = had;
+            turns.had = had.saturating_add(self.cost);
+            if posted {
+                return true;
+            }
+        }
+    }
+
+    /// Posts the next window of a read, and draws the consequences.
+    fn post_window(&mut self, place: usize, now: MonoTime) -> bool {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return false;
+        };
+        let Some(link) = self.links.get_mut(&read.job.peer) else {
+            return false;
+        };
+        if read.link != Some(link.id) {
+            return false;
+        }
+        let mut env = Env {
+            config: &self.config,
+            clock: self.clock.as_ref(),
+            landing: self.landing.as_ref(),
+            local_blocks: self.pool.block_count(),
+            batch: &mut self.batch,
+        };
+        match read.post_next(link, &mut env) {
+            Ok(None) => return false,
+            Ok(Some(cost)) => {
+                self.cost = cost;
+                link.used = now;
+            }
+            Err(error) => {
+                let peer = read.job.peer.clone();
+                self.part(&peer, Some(place), &error, now);
+                return true;
+            }
+        }
+        self.settle(place, now);
+        true
+    }
+
+    /// Draws the consequences of a read's windows that are over.
+    pub(super) fn settle(&mut self, place: usize, now: MonoTime) {
+        let Some(read) = self.reads.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
+        let Some(link) = self.links.get_mut(&read.job.peer) else {
+            return;
+        };
+        let mut env = Env {
+            config: &self.config,
+            clock: self.clock.as_ref(),
+            landing: self.landing.as_ref(),
+            local_blocks: self.pool.block_count(),
+            batch: &mut self.batch,
+        };
+        let advance = read.settle(link, &mut env);
+        if read.has_posted() && !read.polled {
+            read.polled = true;
+            self.polled.push(place);
+        }
+        let peer = match &advance {
+            Advance::Idle => return,
+            Advance::Worked => {
+                link.used = now;
+                return;
+            }
+            Advance::Ended(_) | Advance::InDoubt(_) => read.job.peer.clone(),
+        };
+        match advance {
+            Advance::Ended(verdict) => {
+                // What broke may not heal by itself: the peer is met afresh, by another agent.
+                let broken = verdict.as_ref().err().filter(|error| error.breaks_link());
+                let broken = broken.cloned();
+                self.end(place, verdict, now);
+                if let Some(error) = broken {
+                    self.part(&peer, None, &error, now);
+                }
+            }
+            Advance::InDoubt(error) => self.part(&peer, Some(place), &error, now),
+            Advance::Idle | Advance::Worked => {}
+        }
+    }
+}
