@@ -56,6 +56,8 @@ fn storm(seed: u64) -> u64 {
         config.reader.window_descriptors = 3;
         config.reader.windows_in_flight = 1 + random.below(3) as usize;
         config.reader.idle_peer = Duration::from_millis(30);
+        config.reader.lanes = 1 + random.below(3) as usize;
+        config.reader.wide_peers = 1 + random.below(2) as usize;
     });
     // The landing words are not the pool's; every other write must go to a claimed block.
     let stray = Arc::new(AtomicU64::new(0));

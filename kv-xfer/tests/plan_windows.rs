@@ -1,11 +1,14 @@
 //! Plans: the right bytes, in windows that partition them, whatever the blocks look like.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 
+use kv_xfer::descriptor::BlockRuns;
 use kv_xfer::ids::BlockId;
 use kv_xfer::layout::{MemKind, RegionPair};
-use kv_xfer::plan::{Cursor, PairRun, Plan, PlanError, PlanInput, PlanLimits, Side, WindowInfo};
+use kv_xfer::plan::{
+    Cursor, PairRun, Plan, PlanError, PlanInput, PlanLimits, RunsInput, Side, WindowInfo,
+};
 use kv_xfer::transport::{Descriptor, Ends};
 use proptest::prelude::*;
 
@@ -40,14 +43,50 @@ fn plan(
     pairs: &[RegionPair],
     limits: PlanLimits,
 ) -> Result<Plan, PlanError> {
-    Plan::new(PlanInput {
+    let plan = Plan::new(PlanInput {
         remote_blocks: remote,
         local_blocks: local,
         pairs,
         remote_block_count: BLOCKS,
         local_block_count: BLOCKS,
         limits,
-    })
+    });
+    // Planned by runs, it moves the same pairs, in no more pieces.
+    let by_runs = Plan::from_runs(RunsInput {
+        remote_blocks: &BlockRuns::from_ids(remote),
+        local_blocks: &BlockRuns::from_ids(local),
+        pairs,
+        remote_block_count: BLOCKS,
+        local_block_count: BLOCKS,
+        limits,
+    });
+    match (&plan, &by_runs) {
+        (Ok(plan), Ok(by_runs)) => {
+            assert_eq!(moved(plan), moved(by_runs));
+            assert!(by_runs.runs().len() <= plan.runs().len());
+            assert!(by_runs.descriptors() <= plan.descriptors());
+            assert_eq!(by_runs.bytes(), plan.bytes());
+        }
+        (Err(error), Err(by_runs)) => {
+            assert_eq!(
+                std::mem::discriminant(error),
+                std::mem::discriminant(by_runs)
+            );
+        }
+        _ => panic!("{plan:?} but by runs {by_runs:?}"),
+    }
+    plan
+}
+
+/// The pairs of blocks that a plan moves.
+fn moved(plan: &Plan) -> Vec<(u32, u32)> {
+    let pairs = |run: &PairRun| {
+        let (remote, local) = (run.remote_first.0, run.local_first.0);
+        (0..run.len).map(move |i| (remote + i, local + i))
+    };
+    let mut all: Vec<(u32, u32)> = plan.runs().iter().flat_map(pairs).collect();
+    all.sort_unstable();
+    all
 }
 
 fn windows(plan: &Plan, descriptors: usize, bytes: u64) -> Vec<(WindowInfo, Vec<Descriptor>)> {
@@ -459,7 +498,57 @@ fn ends_of(p: &RegionPair) -> Ends {
     }
 }
 
+/// Lists of few runs, each up or down.
+fn run_lists() -> impl Strategy<Value = (Vec<BlockId>, Vec<BlockId>)> {
+    let side = || {
+        prop::collection::vec((0..BLOCKS, 1..24_u32, any::<bool>()), 1..5).prop_map(|runs| {
+            let mut list = Vec::new();
+            for (first, len, up) in runs {
+                let last = (first + len).min(BLOCKS);
+                if up {
+                    list.extend(first..last);
+                } else {
+                    list.extend((first..last).rev());
+                }
+            }
+            list
+        })
+    };
+    (side(), side()).prop_map(|(mut remote, mut local)| {
+        let mut seen = std::collections::HashSet::new();
+        local.retain(|id| seen.insert(*id));
+        let len = remote.len().min(local.len());
+        remote.truncate(len);
+        local.truncate(len);
+        (ids(remote), ids(local))
+    })
+}
+
+#[test]
+fn contiguous_lists_are_one_run_however_they_are_given() {
+    let up = ids(0..BLOCKS);
+    let down = ids((0..BLOCKS).rev());
+    let halves = |i: u32| {
+        if i.is_multiple_of(2) {
+            i / 2
+        } else {
+            BLOCKS / 2 + i / 2
+        }
+    };
+    let dealt = ids((0..BLOCKS).map(halves));
+    for list in [up, down, dealt] {
+        let plan = plan(&list, &list, &[pair(0, 8, 0, 0, 0)], MERGE).unwrap();
+        assert_eq!(plan.runs().len(), 1);
+    }
+}
+
 proptest! {
+    #[test]
+    fn lists_of_few_runs_are_planned_alike((remote, local) in run_lists()) {
+        // Compared within.
+        let _ = plan(&remote, &local, &[pair(0, 8, 0, 0, 0)], MERGE);
+    }
+
     #[test]
     fn the_plan_moves_the_bytes_of_the_naive_plan(
         blocks in block_pairs(),

@@ -35,9 +35,11 @@ pub struct ReadReport {
     pub runs: u64,
     /// Windows that were posted.
     pub windows: u64,
-    /// From submission until the first window was posted: queueing, and meeting the peer if needed.
+    /// From submission until the plan was begun: queueing, and meeting the peer if needed.
     pub queued: Duration,
-    /// Time inside the transport's post calls.
+    /// Time that working out the runs took.
+    pub planning: Duration,
+    /// Time inside the transport's post calls, of all lanes together.
     pub posting: Duration,
     /// From submission until layer 0 had landed.
     pub first_layer: Duration,

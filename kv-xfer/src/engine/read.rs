@@ -20,7 +20,7 @@ use crate::descriptor::{BlockRuns, LeaseRef};
 use crate::ids::{BlockId, EngineId, Incarnation, WordSlot};
 use crate::memory::{ControlWords, OwnedBlocks};
 use crate::peer::PeerKey;
-use crate::plan::{Cursor, Plan, PlanInput, PlanLimits};
+use crate::plan::{Cursor, Plan, PlanLimits, RunsInput};
 use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault};
 
 /// When the reader tells the holder that it needs a lease no longer.
@@ -259,12 +259,10 @@ impl<R> ActiveRead<R> {
                 slots: link.words.block_count,
             });
         }
-        let local = self.job.blocks.ids();
-        let mut remote = Vec::with_capacity(self.job.remote.len());
-        remote.extend(self.job.remote.iter());
-        let plan = Plan::new(PlanInput {
-            remote_blocks: &remote,
-            local_blocks: local,
+        let begin = env.clock.now();
+        let plan = Plan::from_runs(RunsInput {
+            remote_blocks: &self.job.remote,
+            local_blocks: self.job.blocks.runs(),
             pairs: &link.pairs,
             remote_block_count: link.remote_blocks,
             local_block_count: env.local_blocks,
@@ -279,7 +277,8 @@ impl<R> ActiveRead<R> {
         self.report.bytes = plan.bytes();
         self.report.descriptors_unmerged = plan.descriptors_unmerged();
         self.report.runs = plan.runs().len() as u64;
-        self.report.queued = env.clock.now().saturating_since(self.job.submitted);
+        self.report.queued = begin.saturating_since(self.job.submitted);
+        self.report.planning = env.clock.now().saturating_since(begin);
         self.plan = Some((plan, Cursor::default()));
         self.link = Some(link.id);
         self.phase = Phase::Posting;

@@ -9,6 +9,7 @@ use super::claims::{ClaimError, Claims};
 use super::foreign::ForeignMemory;
 use super::host::{HostMemory, HostMemoryError, HostOptions, HostReport};
 use super::{Memory, MemoryError};
+use crate::descriptor::BlockRuns;
 use crate::ids::BlockId;
 use crate::layout::{KvLayout, MemKind, RegionError, RegionGeometry};
 
@@ -342,6 +343,7 @@ impl KvPool {
     pub fn claim(self: &Arc<Self>, ids: Vec<BlockId>) -> Result<OwnedBlocks, ClaimError> {
         match self.claims.claim(&ids) {
             Ok(()) => Ok(OwnedBlocks {
+                runs: BlockRuns::from_ids(&ids).into(),
                 ids,
                 pool: Arc::clone(self),
             }),
@@ -370,6 +372,8 @@ impl KvPool {
 #[must_use = "dropping the blocks gives the claim on them up"]
 pub struct OwnedBlocks {
     ids: Vec<BlockId>,
+    // Boxed, because errors carry the blocks and are moved about.
+    runs: Box<BlockRuns>,
     pool: Arc<KvPool>,
 }
 
@@ -378,6 +382,12 @@ impl OwnedBlocks {
     #[must_use]
     pub fn ids(&self) -> &[BlockId] {
         &self.ids
+    }
+
+    /// The same blocks as runs.
+    #[must_use]
+    pub fn runs(&self) -> &BlockRuns {
+        &self.runs
     }
 
     /// How many there are.
@@ -408,10 +418,18 @@ impl OwnedBlocks {
 
     /// Splits off the blocks from `at` on (none when there are fewer). Both parts stay claimed.
     pub fn split_off(&mut self, at: usize) -> Self {
-        Self {
-            ids: self.ids.split_off(at.min(self.ids.len())),
+        let at = at.min(self.ids.len());
+        let split = Self {
+            runs: self
+                .runs
+                .slice(at..self.ids.len())
+                .unwrap_or_default()
+                .into(),
+            ids: self.ids.split_off(at),
             pool: Arc::clone(&self.pool),
-        }
+        };
+        *self.runs = self.runs.first_n(at);
+        split
     }
 
     /// Copies bytes out of the `index`-th block, from `offset` bytes into it.

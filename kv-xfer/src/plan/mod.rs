@@ -14,7 +14,9 @@ mod runs;
 mod windows;
 
 pub use runs::PairRun;
-pub use windows::{Cursor, DEFAULT_MAX_DESCRIPTOR_BYTES, Plan, PlanInput, PlanLimits, WindowInfo};
+pub use windows::{
+    Cursor, DEFAULT_MAX_DESCRIPTOR_BYTES, Plan, PlanInput, PlanLimits, RunsInput, WindowInfo,
+};
 
 use thiserror::Error;
 

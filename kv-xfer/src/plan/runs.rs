@@ -1,6 +1,7 @@
 //! Runs: blocks that follow each other on both sides.
 
 use super::{PlanError, Side};
+use crate::descriptor::{BlockRun, BlockRuns};
 use crate::ids::BlockId;
 
 /// `len` pairs of blocks: `remote_first + i` is read into `local_first + i`.
@@ -77,6 +78,109 @@ pub(super) fn find(
         max_remote: in_remote.max,
         max_local: in_local.max,
     })
+}
+
+/// Lists with more runs than one for so many blocks are planned block by block.
+const BLOCKS_PER_RUN: usize = 4;
+
+/// Like [`find`], in time that follows the runs of the lists rather than their blocks.
+pub(super) fn find_in_runs(
+    remote: &BlockRuns,
+    local: &BlockRuns,
+    remote_count: u32,
+    local_count: u32,
+) -> Result<Runs, PlanError> {
+    let blocks = remote.len();
+    let runs = remote.runs().len().saturating_add(local.runs().len());
+    // Whatever is wrong with the lists is found and named there.
+    if blocks != local.len()
+        || u32::try_from(blocks).is_err()
+        || runs.saturating_mul(BLOCKS_PER_RUN) > blocks
+    {
+        let remote: Vec<BlockId> = collect(remote);
+        let local: Vec<BlockId> = collect(local);
+        return find(&remote, &local, remote_count, local_count);
+    }
+    let in_remote = bounds_of_runs(Side::Remote, remote, remote_count)?;
+    let in_local = bounds_of_runs(Side::Local, local, local_count)?;
+    let mut pieces = Vec::with_capacity(runs);
+    let (mut theirs, mut ours) = (Walk::new(remote), Walk::new(local));
+    while let (Some(a), Some(b)) = (theirs.rest(), ours.rest()) {
+        let len = a.len().min(b.len());
+        pair_up(theirs.take(a, len), ours.take(b, len), &mut pieces);
+    }
+    pieces.sort_unstable_by_key(|run| (run.remote_first, run.local_first));
+    let mut out = Merger::default();
+    pieces.into_iter().for_each(|run| out.add_run(run));
+    let runs = out.finish();
+    refuse_duplicates(&runs, in_local, blocks)?;
+    let longest = runs.iter().map(|r| r.len).max().unwrap_or(0);
+    Ok(Runs {
+        runs,
+        longest,
+        max_remote: in_remote.max,
+        max_local: in_local.max,
+    })
+}
+
+fn collect(runs: &BlockRuns) -> Vec<BlockId> {
+    let mut ids = Vec::with_capacity(runs.len());
+    ids.extend(runs.iter());
+    ids
+}
+
+fn bounds_of_runs(side: Side, blocks: &BlockRuns, count: u32) -> Result<Bounds, PlanError> {
+    let ends = |run: &BlockRun| [run.lowest(), run.highest()];
+    let ends: Vec<BlockId> = blocks.runs().iter().flat_map(ends).collect();
+    bounds(side, &ends, count)
+}
+
+/// Goes along a list of runs in pieces of any length.
+struct Walk<'a> {
+    runs: std::slice::Iter<'a, BlockRun>,
+    rest: Option<BlockRun>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(blocks: &'a BlockRuns) -> Self {
+        let mut runs = blocks.runs().iter();
+        let rest = runs.next().copied();
+        Self { runs, rest }
+    }
+
+    fn rest(&self) -> Option<BlockRun> {
+        self.rest
+    }
+
+    /// The first `len` blocks of what is left of the present run.
+    fn take(&mut self, rest: BlockRun, len: u32) -> BlockRun {
+        let left = rest.len().saturating_sub(len);
+        let next = rest.get(len);
+        self.rest = next
+            .and_then(|first| BlockRun::new(first, left, rest.step()))
+            .or_else(|| self.runs.next().copied());
+        BlockRun::new(rest.first(), len, rest.step()).unwrap_or(rest)
+    }
+}
+
+/// Pairs two runs of one length.
+fn pair_up(remote: BlockRun, local: BlockRun, out: &mut Vec<PairRun>) {
+    let len = remote.len();
+    let same_way = remote.step() == local.step() || len == 1;
+    if same_way {
+        out.push(PairRun {
+            remote_first: remote.lowest(),
+            local_first: local.lowest(),
+            len,
+        });
+        return;
+    }
+    let pairs = remote.iter().zip(local.iter());
+    out.extend(pairs.map(|(remote_first, local_first)| PairRun {
+        remote_first,
+        local_first,
+        len: 1,
+    }));
 }
 
 /// The block ids of a list.
@@ -161,22 +265,30 @@ struct Merger {
 }
 
 impl Merger {
-    fn add(&mut self, (remote, local): (BlockId, BlockId)) {
+    #[inline]
+    fn add(&mut self, (remote_first, local_first): (BlockId, BlockId)) {
+        self.add_run(PairRun {
+            remote_first,
+            local_first,
+            len: 1,
+        });
+    }
+
+    #[inline]
+    fn add_run(&mut self, next: PairRun) {
         if let Some(run) = &mut self.open {
             let follows =
                 |first: BlockId, next: BlockId| next.0.checked_sub(first.0) == Some(run.len);
-            if follows(run.remote_first, remote) && follows(run.local_first, local) {
+            if follows(run.remote_first, next.remote_first)
+                && follows(run.local_first, next.local_first)
+            {
                 // At most as many as there are pairs, which fits.
-                run.len += 1;
+                run.len = run.len.saturating_add(next.len);
                 return;
             }
             self.runs.push(*run);
         }
-        self.open = Some(PairRun {
-            remote_first: remote,
-            local_first: local,
-            len: 1,
-        });
+        self.open = Some(next);
     }
 
     fn finish(mut self) -> Vec<PairRun> {

@@ -2,6 +2,7 @@
 
 use super::runs::{self, PairRun};
 use super::{PlanError, Side};
+use crate::descriptor::BlockRuns;
 use crate::ids::BlockId;
 use crate::layout::RegionPair;
 use crate::transport::{Descriptor, Ends};
@@ -34,6 +35,23 @@ pub struct PlanInput<'a> {
     pub remote_blocks: &'a [BlockId],
     /// Blocks to read into, as many, in the same order, each at most once.
     pub local_blocks: &'a [BlockId],
+    /// What moves of each block, in layer order.
+    pub pairs: &'a [RegionPair],
+    /// Blocks of the holder's pool.
+    pub remote_block_count: u32,
+    /// Blocks of the own pool.
+    pub local_block_count: u32,
+    /// Bounds.
+    pub limits: PlanLimits,
+}
+
+/// What a plan is made from, its blocks given as runs.
+#[derive(Debug, Clone, Copy)]
+pub struct RunsInput<'a> {
+    /// Blocks to read, at the holder, as in [`PlanInput`].
+    pub remote_blocks: &'a BlockRuns,
+    /// Blocks to read into, as in [`PlanInput`].
+    pub local_blocks: &'a BlockRuns,
     /// What moves of each block, in layer order.
     pub pairs: &'a [RegionPair],
     /// Blocks of the holder's pool.
@@ -103,15 +121,39 @@ impl Plan {
             input.remote_block_count,
             input.local_block_count,
         )?;
-        if input.pairs.is_empty() {
+        Self::of(found, input.remote_blocks.len(), input.pairs, input.limits)
+    }
+
+    /// Like [`new`](Self::new), in time that follows the runs of the lists: contiguous lists cost the
+    /// same however long they are.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn from_runs(input: RunsInput<'_>) -> Result<Self, PlanError> {
+        let found = runs::find_in_runs(
+            input.remote_blocks,
+            input.local_blocks,
+            input.remote_block_count,
+            input.local_block_count,
+        )?;
+        Self::of(found, input.remote_blocks.len(), input.pairs, input.limits)
+    }
+
+    fn of(
+        found: runs::Runs,
+        blocks: usize,
+        pairs: &[RegionPair],
+        limits: PlanLimits,
+    ) -> Result<Self, PlanError> {
+        if pairs.is_empty() {
             return Err(PlanError::NoRegions);
         }
         // Checked in `find`; the fallback is refused below as too many bytes, never planned.
-        let blocks = u32::try_from(input.remote_blocks.len()).unwrap_or(u32::MAX);
-        let layers = layers_after(input.pairs);
-        let mut steps = Vec::with_capacity(input.pairs.len());
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let layers = layers_after(pairs);
+        let mut steps = Vec::with_capacity(pairs.len());
         let mut bytes = 0_u64;
-        for ((at, pair), layers) in input.pairs.iter().enumerate().zip(layers) {
+        for ((at, pair), layers) in pairs.iter().enumerate().zip(layers) {
             check_pair(at, pair, found.max_remote, found.max_local)?;
             bytes = u64::from(blocks)
                 .checked_mul(pair.len)
@@ -120,7 +162,7 @@ impl Plan {
             steps.push(Step {
                 pair: *pair,
                 ends: ends(pair),
-                blocks_per_descriptor: blocks_per_descriptor(pair, input.limits),
+                blocks_per_descriptor: blocks_per_descriptor(pair, limits),
                 layers,
             });
         }
