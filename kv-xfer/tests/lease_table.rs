@@ -162,7 +162,9 @@ fn unsorted_deadlines_are_all_collected() {
         .zip(0..)
         .map(|(ttl, i)| t.grant(at(0), new(i, ttl)).unwrap().lease)
         .collect();
-    assert_eq!(leases(&t.expire(at(30))), [g[3], g[1], g[4]]);
+    assert_eq!(leases(&t.expire_some(at(30), 0)), []);
+    assert_eq!(leases(&t.expire_some(at(30), 2)), [g[3], g[1]]);
+    assert_eq!(leases(&t.expire(at(30))), [g[4]]);
     assert_eq!(t.next_deadline(), Some(at(60)));
     assert_eq!(leases(&t.expire(at(10_000))), [g[2], g[0]]);
     assert!(t.is_empty());

@@ -298,6 +298,12 @@ impl LeaseTable {
     /// Ends every lease whose deadline is `now` or earlier, the earliest deadline first,
     /// and of equal ones the older lease.
     pub fn expire(&mut self, now: MonoTime) -> Vec<EndedLease> {
+        self.expire_some(now, usize::MAX)
+    }
+
+    /// Like [`expire`](Self::expire), but at most `limit` leases, so that whoever shares the table
+    /// is not kept waiting by all of them. Fewer means that there are no more.
+    pub fn expire_some(&mut self, now: MonoTime, limit: usize) -> Vec<EndedLease> {
         std::iter::from_fn(|| {
             let (deadline, lease) = self.deadlines.first()?;
             if deadline > now {
@@ -306,6 +312,7 @@ impl LeaseTable {
             let slot = self.slots.find(lease)?;
             self.end(slot, EndReason::Expired)
         })
+        .take(limit)
         .collect()
     }
 
