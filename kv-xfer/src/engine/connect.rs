@@ -16,18 +16,21 @@ use crossbeam::channel::{Receiver, Sender};
 use thiserror::Error;
 
 use super::clocks::Clocks;
+use super::config::ReaderConfig;
 use super::driver::{Event, ReleaseJob};
 use super::error::Advice;
 use super::link::{Link, Width};
 use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
-use crate::ids::{AgentName, EngineId, Incarnation, NameError, Rank};
-use crate::layout::{KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, pair_regions};
+use crate::ids::{AgentName, BlockId, EngineId, Incarnation, NameError, Rank, WordSlot};
+use crate::layout::{
+    KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, RegionGeometry, pair_regions,
+};
 use crate::memory::{ControlWords, KvPool};
 use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
-use crate::transport::{Agent, AgentRole, Transport, TransportError};
+use crate::transport::{Agent, AgentRole, Descriptor, Transport, TransportError};
 
 /// Time for one release over the side channel. A holder that does not answer by then is left to end
 /// the lease by its time.
@@ -182,12 +185,20 @@ pub(crate) enum Errand {
         until: MonoTime,
     },
     /// Further agents for a peer that is met, one for each helper lane.
-    Widen {
-        link: u64,
-        peer: AgentName,
-        metadata: Arc<[u8]>,
-        agents: usize,
-    },
+    Widen(Widening),
+}
+
+/// Further agents that a link wants.
+#[derive(Debug)]
+pub(crate) struct Widening {
+    pub link: u64,
+    pub peer: AgentName,
+    pub metadata: Arc<[u8]>,
+    /// The peer's lease words.
+    pub words: RegionGeometry,
+    pub agents: usize,
+    /// When it is given up.
+    pub until: MonoTime,
 }
 
 /// An agent to destroy, with what it still had in flight.
@@ -225,7 +236,7 @@ impl Workers {
         cards: &Arc<dyn CardSource>,
         local: &Arc<LocalSide>,
         clock: &Arc<dyn Clock>,
-        count: usize,
+        config: &ReaderConfig,
         helpers: Vec<JoinHandle<()>>,
         ends: WorkerEnds<T::Agent>,
     ) -> std::io::Result<Self> {
@@ -240,6 +251,9 @@ impl Workers {
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
         let lanes = [("meet", errands), ("retry", retries)];
+        // The words after those of reads.
+        let mut probes = config.active..;
+        let count = config.connect_threads;
         let each = (0..count.max(1)).flat_map(|n| lanes.iter().map(move |lane| (n, lane)));
         for (n, (lane, errands)) in each {
             let meeting = Meeting {
@@ -248,6 +262,7 @@ impl Workers {
                 local: Arc::clone(local),
                 clock: Arc::clone(clock),
                 next_link: Arc::clone(&next_link),
+                probe: WordSlot(probes.next().unwrap_or(u32::MAX)),
             };
             let (errands, events) = (errands.clone(), events.clone());
             threads.push(
@@ -342,6 +357,8 @@ struct Meeting<T: Transport> {
     local: Arc<LocalSide>,
     clock: Arc<dyn Clock>,
     next_link: Arc<AtomicU64>,
+    /// The word into which it reads to reach a peer.
+    probe: WordSlot,
 }
 
 impl<T: Transport> Meeting<T> {
@@ -354,26 +371,20 @@ impl<T: Transport> Meeting<T> {
                     known,
                     until,
                 } => {
-                    let limit = until.saturating_since(self.clock.now());
-                    if limit.is_zero() {
+                    if until <= self.clock.now() {
                         // The driver has given it up.
                         continue;
                     }
-                    let result = self.meet(&peer, known, limit);
+                    let result = self.meet(&peer, known, until);
                     Event::Met {
                         peer,
                         attempt,
                         result,
                     }
                 }
-                Errand::Widen {
-                    link,
-                    peer,
-                    metadata,
-                    agents,
-                } => Event::Widened {
-                    link,
-                    agents: self.widen(link, &peer, &metadata, agents),
+                Errand::Widen(widening) => Event::Widened {
+                    link: widening.link,
+                    agents: self.widen(&widening),
                 },
             };
             if events.send(event).is_err() {
@@ -383,13 +394,21 @@ impl<T: Transport> Meeting<T> {
     }
 
     /// As many further agents as can be had.
-    fn widen(&self, link: u64, peer: &AgentName, metadata: &[u8], count: usize) -> Vec<T::Agent> {
-        let mut agents = Vec::with_capacity(count);
-        for lane in 1..=count {
+    fn widen(&self, widening: &Widening) -> Vec<T::Agent> {
+        let Widening {
+            link,
+            peer,
+            metadata,
+            words,
+            agents: count,
+            until,
+        } = widening;
+        let mut agents = Vec::with_capacity(*count);
+        for lane in 1..=*count {
             let agent = self
                 .agent_name(&format!("read-{link}-{lane}"))
                 .and_then(|name| {
-                    self.open(&name, metadata, peer)
+                    self.open(&name, metadata, peer, words, *until)
                         .map_err(ConnectError::Transport)
                 });
             match agent {
@@ -420,8 +439,9 @@ impl<T: Transport> Meeting<T> {
         &self,
         peer: &PeerKey,
         known: Option<Incarnation>,
-        limit: Duration,
+        until: MonoTime,
     ) -> Result<Met<T::Agent>, ConnectError> {
+        let limit = until.saturating_since(self.clock.now());
         let FetchedPeer { card, offset } = self.cards.fetch(&peer.addr, peer.rank, limit)?;
         if let Some(offset) = offset {
             self.local.clocks.learn(peer, card.incarnation, offset);
@@ -449,7 +469,13 @@ impl<T: Transport> Meeting<T> {
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let name = self.agent_name(&format!("read-{id}"))?;
         let agent = self
-            .open(&name, &card.nixl_metadata, &card.agent)
+            .open(
+                &name,
+                &card.nixl_metadata,
+                &card.agent,
+                &card.lease_words,
+                until,
+            )
             .map_err(ConnectError::Transport)?;
         tracing::info!(
             engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
@@ -475,6 +501,8 @@ impl<T: Transport> Meeting<T> {
         name: &AgentName,
         metadata: &[u8],
         peer: &AgentName,
+        words: &RegionGeometry,
+        until: MonoTime,
     ) -> Result<T::Agent, TransportError> {
         let mut agent = self.transport.open_agent(name, AgentRole::Read)?;
         let pool = Arc::clone(&self.local.pool);
@@ -485,6 +513,21 @@ impl<T: Transport> Meeting<T> {
         let landing = Arc::clone(&self.local.landing);
         agent.register(&[landing.region()], Arc::new(landing))?;
         agent.load_peer(metadata, peer)?;
+        let remote = words.block_addr(BlockId(0));
+        let local = self
+            .local
+            .landing
+            .region()
+            .block_addr(BlockId(self.probe.0));
+        if let (Ok(remote), Ok(local)) = (remote, local) {
+            let probe = Descriptor {
+                remote,
+                local,
+                len: 8,
+            };
+            let limit = until.saturating_since(self.clock.now());
+            agent.reach(peer, probe, limit)?;
+        }
         Ok(agent)
     }
 }

@@ -365,7 +365,7 @@ impl Engine {
             Err(SubmitRefused { error, blocks })
         };
         let available = offer.ticket.runs.len();
-        let Some(remote) = offer.ticket.runs.slice(span.clone()) else {
+        if span.start > span.end || span.end > available {
             let (first, end) = (span.start, span.end);
             return refuse(
                 SubmitError::SpanOutOfRange {
@@ -375,18 +375,17 @@ impl Engine {
                 },
                 blocks,
             );
-        };
-        if remote.is_empty() {
+        }
+        if span.is_empty() {
             return refuse(SubmitError::Nothing, blocks);
         }
         // Whatever was decided: KV of other tokens is not read.
-        let matched = offer.matching_blocks(hashes);
-        if span.end > matched {
-            let end = span.end;
+        if !offer.matches_first(hashes, span.end) {
+            let (end, matched) = (span.end, offer.matching_blocks(hashes));
             return refuse(SubmitError::OtherTokens { end, matched }, blocks);
         }
-        if remote.len() != blocks.len() {
-            let (remote, local) = (remote.len(), blocks.len());
+        if span.len() != blocks.len() {
+            let (remote, local) = (span.len(), blocks.len());
             return refuse(SubmitError::CountMismatch { remote, local }, blocks);
         }
         if !Arc::ptr_eq(blocks.pool(), &self.pool) {
@@ -408,7 +407,8 @@ impl Engine {
             peer: offer.peer.clone(),
             incarnation: offer.ticket.incarnation,
             lease: offer.ticket.lease,
-            remote,
+            ticket: Arc::clone(&offer.ticket),
+            span,
             blocks,
             submitted,
             deadline: submitted.saturating_add(timeout),

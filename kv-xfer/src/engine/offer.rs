@@ -1,6 +1,8 @@
 //! A descriptor that has been believed: its ticket is authentic, verifiable and of our layout.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use super::error::OfferError;
 use crate::clock::MonoTime;
 use crate::descriptor::{ClusterKey, RemoteBlocks, Ticket};
@@ -16,7 +18,7 @@ pub struct Offer {
     pub(super) engine: EngineId,
     pub(super) request: RequestId,
     pub(super) peer: PeerKey,
-    pub(super) ticket: Ticket,
+    pub(super) ticket: Arc<Ticket>,
     pub(super) arrived: MonoTime,
 }
 
@@ -44,7 +46,7 @@ impl Offer {
             engine,
             request: remote.remote_request_id.clone(),
             peer: PeerKey { addr, rank },
-            ticket,
+            ticket: Arc::new(ticket),
             arrived: now,
         })
     }
@@ -72,5 +74,13 @@ impl Offer {
     #[must_use]
     pub fn matching_blocks(&self, hashes: &[BlockHash]) -> usize {
         matching_prefix(hashes, &self.ticket.hashes)
+    }
+
+    /// Whether the first `count` blocks hold the tokens that `hashes` stand for.
+    pub(super) fn matches_first(&self, hashes: &[BlockHash], count: usize) -> bool {
+        match (hashes.get(..count), self.ticket.hashes.get(..count)) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => false,
+        }
     }
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::handle::{FailedBlocks, HandleOwner, ReadFailure, ReadId, ReadReport, 
 use super::lane::{LaneReport, LaneWindow, WindowRef};
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
-use crate::descriptor::{BlockRuns, LeaseRef};
+use crate::descriptor::{LeaseRef, Ticket};
 use crate::ids::{BlockId, EngineId, Incarnation, WordSlot};
 use crate::memory::{ControlWords, OwnedBlocks};
 use crate::peer::PeerKey;
@@ -45,7 +46,9 @@ pub(crate) struct ReadJob {
     pub peer: PeerKey,
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
-    pub remote: BlockRuns,
+    pub ticket: Arc<Ticket>,
+    /// Which of the ticket's blocks.
+    pub span: Range<usize>,
     pub blocks: OwnedBlocks,
     pub submitted: MonoTime,
     pub deadline: MonoTime,
@@ -260,8 +263,11 @@ impl<R> ActiveRead<R> {
             });
         }
         let begin = env.clock.now();
+        let ticket = &self.job.ticket;
+        // Checked when it was submitted.
+        let remote = ticket.runs.slice(self.job.span.clone()).unwrap_or_default();
         let plan = Plan::from_runs(RunsInput {
-            remote_blocks: &self.job.remote,
+            remote_blocks: &remote,
             local_blocks: self.job.blocks.runs(),
             pairs: &link.pairs,
             remote_block_count: link.remote_blocks,

@@ -87,7 +87,13 @@ impl Engine {
             "{}/{}/{incarnation}/serve",
             config.engine_id, config.rank
         ))?;
-        let mut agent = transport.open_agent(&name, AgentRole::Serve)?;
+        // Whoever serves nobody needs no thread of NIXL's to be woken again and again.
+        let role = if config.holder.bind.is_some() {
+            AgentRole::Serve
+        } else {
+            AgentRole::Read
+        };
+        let mut agent = transport.open_agent(&name, role)?;
         agent.register(
             pool.regions(),
             Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
@@ -109,7 +115,13 @@ impl Engine {
             HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
 
         // The reader's side.
-        let landing = transport.control_words(config.reader.active)?;
+        // One more for every thread that meets peers.
+        let probes = u32::try_from(config.reader.connect_threads.saturating_mul(2));
+        let slots = config
+            .reader
+            .active
+            .saturating_add(probes.unwrap_or(u32::MAX));
+        let landing = transport.control_words(slots)?;
         let clocks = Arc::new(Clocks::default());
         let local = Arc::new(LocalSide {
             engine: config.engine_id.clone(),
@@ -150,7 +162,7 @@ impl Engine {
             &cards,
             &local,
             &clock,
-            config.reader.connect_threads,
+            &config.reader,
             helpers,
             WorkerEnds {
                 errands: errands_rx,

@@ -6,6 +6,7 @@ pub mod sim;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -167,6 +168,22 @@ pub trait Agent: Send + 'static {
     /// # Errors
     /// [`TransportError`]; the peer is not loaded then.
     fn load_peer(&mut self, metadata: &[u8], expected: &AgentName) -> Result<(), TransportError>;
+
+    /// Makes the connection to a loaded peer by one small read, so that the next one finds it made:
+    /// transports make it when it is first used, in several round trips that need this side to poll.
+    /// After an error the agent must be destroyed: the probe may still land.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the peer does not answer within `limit`.
+    fn reach(
+        &mut self,
+        peer: &AgentName,
+        probe: Descriptor,
+        limit: Duration,
+    ) -> Result<(), TransportError> {
+        let _ = (peer, probe, limit);
+        Ok(())
+    }
 
     /// Forgets a peer. Does not stop reads in flight.
     fn forget_peer(&mut self, peer: &AgentName);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Driver, Fencing};
-use crate::engine::connect::{Errand, Teardown};
+use crate::engine::connect::{Errand, Teardown, Widening};
 use crate::engine::lane::LaneCommand;
 use crate::engine::link::Width;
 use crate::transport::Transport;
@@ -35,12 +35,14 @@ impl<T: Transport> Driver<T> {
             return;
         };
         link.width = Width::Widening;
-        let _ = self.channels.errands.send(Errand::Widen {
+        let _ = self.channels.errands.send(Errand::Widen(Widening {
             link: link.id,
             peer: link.peer.clone(),
             metadata: Arc::clone(&link.metadata),
+            words: link.words,
             agents: helpers,
-        });
+            until: self.clock.now() + self.config.connect_timeout,
+        }));
     }
 
     /// Takes the lanes' agents from the longest idle of the peers that have some.

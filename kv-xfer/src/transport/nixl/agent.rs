@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nixl_sys::{
     AgentConfig, AgentHandle, BackendHandle, CallError, Library, MemoryType, NotifMapHandle,
@@ -16,7 +17,14 @@ use super::fault::{error, exiting, refused};
 use super::gate;
 use crate::ids::AgentName;
 use crate::layout::{MemKind, RegionGeometry};
-use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault, TransportError};
+use crate::transport::{
+    AfterError, Agent, Descriptor, Ends, FailureKind, Progress, ReadFault, TransportError,
+};
+
+/// For how long a peer that is being reached is polled without a pause.
+const REACH_BUSY: Duration = Duration::from_millis(20);
+/// Pause between polls after that.
+const REACH_NAP: Duration = Duration::from_micros(200);
 
 /// A posted NIXL request.
 #[derive(Debug)]
@@ -326,6 +334,39 @@ impl Agent for NixlAgent {
             ));
         }
         self.peers.insert(expected.clone(), name);
+        Ok(())
+    }
+
+    fn reach(
+        &mut self,
+        peer: &AgentName,
+        probe: Descriptor,
+        limit: Duration,
+    ) -> Result<(), TransportError> {
+        let begin = Instant::now();
+        let (mut request, mut progress) = self
+            .post_read(peer, Ends::HOST, &[probe])
+            .map_err(|fault| fault.error)?;
+        while progress == Progress::Pending {
+            let waited = begin.elapsed();
+            if waited >= limit {
+                self.discard(request);
+                return Err(TransportError {
+                    operation: "reach peer",
+                    kind: FailureKind::PeerLost,
+                    cause: format!("{peer} did not answer within {limit:?}"),
+                    raw: None,
+                });
+            }
+            // The other end has a processor to find, too.
+            if waited < REACH_BUSY {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(REACH_NAP);
+            }
+            progress = self.poll(&mut request).map_err(|fault| fault.error)?;
+        }
+        self.discard(request);
         Ok(())
     }
 
