@@ -1,0 +1,87 @@
+"""A participant of `kvx bench compare`: Mooncake's transfer engine over TCP.
+
+Peers find each other without a metadata server (`P2PHANDSHAKE`). A read is one batch of all its
+pieces; neighbours on both sides are merged first, as Mooncake's connectors for serving engines do.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import numpy as np
+from peer import Case, Memory, Settings, main
+
+PACKAGE = "mooncake-transfer-engine-non-cuda"
+ADDRESS = "127.0.0.1"
+
+
+def runs(remote: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Where in both lists a block does not follow the one before it on both sides."""
+    breaks = np.flatnonzero((np.diff(remote) != 1) | (np.diff(local) != 1)) + 1
+    return np.concatenate(([0], breaks, [len(remote)]))
+
+
+class Mooncake:
+    def __init__(self, role: str, memory: Memory, settings: Settings, card: Any) -> None:
+        from mooncake.engine import TransferEngine
+
+        self.engine = TransferEngine()
+        if code := self.engine.initialize(ADDRESS, "P2PHANDSHAKE", "tcp", ""):
+            raise RuntimeError(f"Mooncake's initialize returned {code}")
+        sizes = [memory.bytes] * len(memory.bases)
+        if code := self.engine.batch_register_memory(memory.bases, sizes):
+            raise RuntimeError(f"Mooncake's batch_register_memory returned {code}")
+        self.memory = memory
+        self.block_bytes = memory.shape["block_bytes"]
+        self.remote_bases: list[int] = []
+        self.peer = ""
+        self.about = {
+            "library": PACKAGE,
+            "version": importlib.metadata.version(PACKAGE),
+            "transport": "tcp",
+            "memory": "host",
+        }
+        if role == "holder":
+            port = self.engine.get_rpc_port()
+            self.card = {"peer": f"{ADDRESS}:{port}", "bases": memory.bases}
+        else:
+            self.card = None
+            self.peer, self.remote_bases = card["peer"], card["bases"]
+
+    def submit(self, cases: list[Case]) -> Any:
+        pieces: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for case in cases:
+            for pieces_of, more in zip(pieces, self.pieces(case)):
+                pieces_of.extend(more)
+        return pieces
+
+    def pieces(self, case: Case) -> tuple[list[int], list[int], list[int]]:
+        remote, local = np.array(case["remote"]), np.array(case["local"])
+        bounds = runs(remote, local)
+        first = bounds[:-1]
+        lengths = (np.diff(bounds) * self.block_bytes).tolist()
+
+        def addresses(bases: list[int], blocks: np.ndarray) -> list[int]:
+            offsets = blocks[first] * self.block_bytes
+            return (np.array(bases)[:, None] + offsets[None, :]).ravel().tolist()
+
+        return (
+            addresses(self.memory.bases, local),
+            addresses(self.remote_bases, remote),
+            lengths * len(self.remote_bases),
+        )
+
+    def wait(self, pending: Any) -> None:
+        if code := self.engine.batch_transfer_sync_read(self.peer, *pending):
+            raise RuntimeError(f"Mooncake's batch_transfer_sync_read returned {code}")
+
+    def release(self, pending: Any) -> int:
+        return len(pending[0])
+
+    def idle(self) -> float | None:
+        return None
+
+
+if __name__ == "__main__":
+    main(Mooncake)
