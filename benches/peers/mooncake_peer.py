@@ -2,11 +2,17 @@
 
 Peers find each other without a metadata server (`P2PHANDSHAKE`). A read is one batch of all its
 pieces; neighbours on both sides are merged first, as Mooncake's connectors for serving engines do.
+The batch is read by `batch_transfer_sync_read`, which keeps its caller to the end; the asynchronous
+call and a wait for it took as long.
+
+By default a batch of more than some two thousand pieces is refused (return value -1, "TCP lane
+queue-full"). So its queues are made as long as it accepts, and larger batches are cut.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,14 @@ from peer import Case, Memory, Settings, main
 
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 ADDRESS = "127.0.0.1"
+# The longest queue that it accepts, and how many bytes of a piece take one place of it.
+QUEUE = 65535
+SLICE_BYTES = 64 << 10
+QUEUES = {
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": str(QUEUE),
+    "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": str(QUEUE),
+    "MC_TCP_ADMISSION_TIMEOUT_MS": "30000",
+}
 
 
 def runs(remote: np.ndarray, local: np.ndarray) -> np.ndarray:
@@ -22,8 +36,22 @@ def runs(remote: np.ndarray, local: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], breaks, [len(remote)]))
 
 
+def batches(lengths: list[int]) -> list[tuple[int, int]]:
+    """Cuts pieces of these lengths into ranges that the queues hold."""
+    places = np.cumsum([-(-length // SLICE_BYTES) for length in lengths])
+    ranges, start = [], 0
+    while start < len(lengths):
+        before = places[start - 1] if start else 0
+        end = max(int(np.searchsorted(places, before + QUEUE, side="right")), start + 1)
+        ranges.append((start, end))
+        start = end
+    return ranges
+
+
 class Mooncake:
     def __init__(self, role: str, memory: Memory, settings: Settings, card: Any) -> None:
+        for name, value in QUEUES.items():
+            os.environ.setdefault(name, value)
         from mooncake.engine import TransferEngine
 
         self.engine = TransferEngine()
@@ -50,11 +78,15 @@ class Mooncake:
             self.peer, self.remote_bases = card["peer"], card["bases"]
 
     def submit(self, cases: list[Case]) -> Any:
-        pieces: tuple[list[int], list[int], list[int]] = ([], [], [])
+        count = 0
         for case in cases:
-            for pieces_of, more in zip(pieces, self.pieces(case)):
-                pieces_of.extend(more)
-        return pieces
+            pieces = self.pieces(case)
+            count += len(pieces[0])
+            for start, end in batches(pieces[2]):
+                part = [values[start:end] for values in pieces]
+                if code := self.engine.batch_transfer_sync_read(self.peer, *part):
+                    raise RuntimeError(f"Mooncake's batch_transfer_sync_read returned {code}")
+        return count
 
     def pieces(self, case: Case) -> tuple[list[int], list[int], list[int]]:
         remote, local = np.array(case["remote"]), np.array(case["local"])
@@ -73,11 +105,10 @@ class Mooncake:
         )
 
     def wait(self, pending: Any) -> None:
-        if code := self.engine.batch_transfer_sync_read(self.peer, *pending):
-            raise RuntimeError(f"Mooncake's batch_transfer_sync_read returned {code}")
+        pass
 
     def release(self, pending: Any) -> int:
-        return len(pending[0])
+        return pending
 
     def idle(self) -> float | None:
         return None
