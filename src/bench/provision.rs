@@ -9,33 +9,24 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, IsTerminal, Write, stderr};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use thiserror::Error;
 
 use super::row::Who;
 use crate::runtime::{self, NoNixl};
 
+mod cache;
 #[path = "../../build/tool.rs"]
 mod tool;
 
-use tool::Failure;
+use cache::{CACHE_VARIABLE, Cache, QUICK_LIMIT, run, write_all};
 
-/// Names the cache folder.
-const CACHE_VARIABLE: &str = "KVX_BENCH_PEERS";
 /// How long packages may take to be downloaded and unpacked, or to be built.
 const MAKE_LIMIT: Duration = Duration::from_secs(900);
-/// How long another process may be at the same.
-const LOCK_LIMIT: Duration = Duration::from_secs(1200);
-/// How long a tool may take that does next to nothing.
-const QUICK_LIMIT: Duration = Duration::from_secs(60);
-/// Written last: what a folder was made from.
-const MARKER: &str = ".complete";
-
 /// The scripts, by name.
 const SCRIPTS: &[(&str, &str)] = &[
     ("peer.py", include_str!("../../benches/peers/peer.py")),
@@ -198,131 +189,7 @@ fn library_folders(root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Runs a step of provisioning.
-fn run(
-    what: &'static str,
-    command: Command,
-    limit: Duration,
-    log: &Path,
-) -> Result<(), ProvisionError> {
-    tool::run(command, limit, log).map_err(|failure| match failure {
-        Failure::Start { program, source } if source.kind() == io::ErrorKind::NotFound => {
-            let help = help_for(&program);
-            ProvisionError::MissingTool {
-                tool: program,
-                help,
-            }
-        }
-        other => ProvisionError::Tool {
-            what,
-            words: other.to_string(),
-        },
-    })
-}
-
-fn help_for(program: &str) -> &'static str {
-    match program {
-        "python3" => "install Python 3.10 or newer with pip",
-        "g++" => "install a C++20 compiler, such as Debian's package g++",
-        "cargo" => "install Rust",
-        _ => "install it, or put it on PATH",
-    }
-}
-
-/// What a command prints.
-fn asked(what: &'static str, command: Command, log: &Path) -> Result<String, ProvisionError> {
-    run(what, command, QUICK_LIMIT, log)?;
-    let text = fs::read_to_string(log).map_err(|source| ProvisionError::Files {
-        path: log.to_path_buf(),
-        source,
-    })?;
-    Ok(text.trim().to_owned())
-}
-
-/// Shown on standard error while something takes long.
-struct Progress(ProgressBar);
-
-impl Progress {
-    fn new(text: String) -> Self {
-        if !stderr().is_terminal() {
-            // A line of a log. It does no harm if it cannot be written.
-            let _ = writeln!(stderr(), "{text}");
-        }
-        let bar = ProgressBar::new_spinner().with_message(text);
-        bar.enable_steady_tick(Duration::from_millis(120));
-        Self(bar)
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
-}
-
-/// The cache folder.
-struct Cache {
-    root: PathBuf,
-}
-
 impl Cache {
-    fn find() -> Result<Self, ProvisionError> {
-        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-        let folder = variable(CACHE_VARIABLE)
-            .map(PathBuf::from)
-            .or_else(|| Some(target_folder(&env::current_exe().ok()?)?.join("bench-peers")))
-            .or_else(|| {
-                let caches = variable("XDG_CACHE_HOME").map(PathBuf::from);
-                let caches =
-                    caches.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")))?;
-                Some(caches.join("kvx/bench-peers"))
-            })
-            .ok_or(ProvisionError::NoCache)?;
-        let root = std::path::absolute(folder).map_err(|_| ProvisionError::NoCache)?;
-        let cache = Self { root };
-        cache.files(fs::create_dir_all(&cache.root))?;
-        Ok(cache)
-    }
-
-    fn files<T>(&self, result: io::Result<T>) -> Result<T, ProvisionError> {
-        result.map_err(|source| ProvisionError::Files {
-            path: self.root.clone(),
-            source,
-        })
-    }
-
-    fn log(&self, name: &str) -> PathBuf {
-        self.root.join(format!("{name}.log"))
-    }
-
-    /// The folder `name`, made by `make` unless it is there, made from the same `recipe`.
-    fn made(
-        &self,
-        name: &str,
-        recipe: &str,
-        make: impl FnOnce(&Path) -> Result<(), ProvisionError>,
-    ) -> Result<PathBuf, ProvisionError> {
-        let folder = self.root.join(name);
-        let marker = folder.join(MARKER);
-        let is_made = || fs::read_to_string(&marker).is_ok_and(|text| text == recipe);
-        if is_made() {
-            return Ok(folder);
-        }
-        let lock = self.root.join(format!(".{name}.lock"));
-        let _lock = tool::lock(&lock, LOCK_LIMIT).map_err(|why| ProvisionError::Busy { why })?;
-        if is_made() {
-            return Ok(folder);
-        }
-        let progress = Progress::new(format!(
-            "preparing {name} for the comparison (once; some minutes at most)"
-        ));
-        self.files(fs::create_dir_all(&folder))?;
-        make(&folder)?;
-        self.files(fs::write(&marker, recipe))?;
-        drop(progress);
-        Ok(folder)
-    }
-
     /// A Python environment with these packages; `and` adds to it.
     fn python(
         &self,
@@ -332,8 +199,11 @@ impl Cache {
     ) -> Result<PathBuf, ProvisionError> {
         let log = self.log(name);
         let mut which = Command::new("python3");
-        which.args(["-c", "import sys; print(sys.executable, sys.version)"]);
-        let python = asked("run Python", which, &self.log(&format!("{name}-which")))?;
+        which.args([
+            "-c",
+            "import sys; print(sys.executable, *sys.version.split())",
+        ]);
+        let python = self.asked("run Python", which)?;
         let recipe = format!("{python}\n{packages}");
         self.made(name, &recipe, |folder| {
             self.files(tool::remove(folder))?;
@@ -346,7 +216,7 @@ impl Cache {
                 "-c",
                 "import sysconfig; print(sysconfig.get_path('purelib'))",
             ]);
-            let target = asked("find the environment's packages", paths, &log)?;
+            let target = self.asked("find the environment's packages", paths)?;
             self.install(
                 packages,
                 Path::new(&target),
@@ -407,7 +277,7 @@ impl Cache {
             let log = self.log("nixl-sys");
             let mut compiler = Command::new("g++");
             compiler.arg("-print-file-name=include");
-            let headers = asked("run g++", compiler, &log)?;
+            let headers = self.asked("run g++", compiler)?;
             let source = folder.join("source");
             self.files(tool::remove(&source))?;
             self.files(write_all(&source, CRATE_FILES))?;
@@ -446,30 +316,6 @@ impl Cache {
             )
         })
     }
-}
-
-/// The target folder that a program was built in: the one that Cargo tags as a cache.
-fn target_folder(program: &Path) -> Option<PathBuf> {
-    let mut folders = program.ancestors();
-    let folder = folders.find(|folder| folder.join("CACHEDIR.TAG").is_file())?;
-    Some(folder.to_path_buf())
-}
-
-/// Writes files below a folder, each in one step: another process may be reading them.
-fn write_all(folder: &Path, files: &[(&str, &str)]) -> io::Result<()> {
-    for (name, text) in files {
-        let path = folder.join(name);
-        if fs::read_to_string(&path).is_ok_and(|there| there == *text) {
-            continue;
-        }
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        let new = path.with_added_extension(format!("{}.new", std::process::id()));
-        fs::write(&new, text)?;
-        fs::rename(&new, &path)?;
-    }
-    Ok(())
 }
 
 /// Whether bindgen will find a libclang.
