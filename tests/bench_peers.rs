@@ -29,8 +29,10 @@ impl Peer {
                 Worker::spawn(role, command, &Interrupt::default()).unwrap(),
             )),
             Err(error) => {
+                let text = error.to_string();
+                assert!(!text.contains("could not compile"), "{text}");
                 // Not `eprintln!`, which the test harness swallows.
-                let _ = writeln!(std::io::stderr(), "skipped: {who:?}: {error}");
+                let _ = writeln!(std::io::stderr(), "skipped: {who:?}: {text}");
                 None
             }
         }

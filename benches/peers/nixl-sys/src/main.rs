@@ -1,8 +1,8 @@
 //! A participant of `kvx bench compare`: NVIDIA's own `nixl-sys` crate, with its default settings.
 //!
 //! Reads go through prepared descriptor lists of all blocks (`prepare_xfer_dlist` once for either
-//! side, then `make_xfer_req` for every read), the cheaper of the crate's two ways: building lists
-//! for `create_xfer_req` costs two calls for every descriptor of every read.
+//! side, then `make_xfer_req` for every read), the cheaper of the crate's two ways: for 16,384
+//! scattered blocks they cost some 0.5 to 0.8 ms, new lists and `create_xfer_req` 2.2 to 2.6 ms.
 //!
 //! Settings: `progress_thread` (`true`, as by default, or `false`) and `transport` (`auto`, `tcp`).
 
