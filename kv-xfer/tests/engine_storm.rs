@@ -59,6 +59,9 @@ fn storm(seed: u64) -> u64 {
         config.reader.lanes = 1 + random.below(3) as usize;
         config.reader.wide_peers = 1 + random.below(2) as usize;
     });
+    if random.below(3) > 0 {
+        pair.fabric.move_when_posted();
+    }
     // The landing words are not the pool's; every other write must go to a claimed block.
     let stray = Arc::new(AtomicU64::new(0));
     let written = Arc::new(AtomicU64::new(0));

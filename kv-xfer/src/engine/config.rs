@@ -24,7 +24,8 @@ pub struct ReaderConfig {
     /// Windows of one read in flight at once in each lane, so that asynchronous transports stay busy.
     pub windows_in_flight: usize,
     /// Threads that post: the driver and one less of helper lanes. A large read is spread over them,
-    /// through an agent of its own in each.
+    /// through an agent of its own in each, where posting moves the bytes within the call, as it does
+    /// over shared memory. Where the transport moves them by itself, the driver alone posts.
     pub lanes: usize,
     /// Peers that have agents in the helper lanes at once. Past it the longest idle one loses them.
     pub wide_peers: usize,

@@ -493,6 +493,7 @@ impl<T: Transport> Meeting<T> {
             tended: MonoTime::ZERO,
             metadata: card.nixl_metadata.into(),
             width: Width::Narrow,
+            copies: false,
         })))
     }
 

@@ -39,6 +39,9 @@ pub(crate) struct Link<A: Agent> {
     /// The card's metadata, to load into further agents.
     pub metadata: Arc<[u8]>,
     pub width: Width,
+    /// Whether posting moves the bytes within the call. Only then does posting from several threads
+    /// gain anything.
+    pub copies: bool,
 }
 
 /// How many agents read from a peer.

@@ -363,9 +363,12 @@ impl<R> ActiveRead<R> {
             return Ok(None);
         }
         match self.cut(env.config, env.batch) {
-            Some(cut) => self
-                .post(link, env, cut.ends, cut.layers)
-                .map(|()| Some(cut.cost)),
+            Some(cut) => {
+                self.post(link, env, cut.ends, cut.layers)?;
+                let last = self.windows.back();
+                link.copies = last.is_some_and(|window| matches!(window.at, At::Over));
+                Ok(Some(cut.cost))
+            }
             None => Ok(None),
         }
     }

@@ -91,6 +91,7 @@ struct State {
     next_operation: u64,
     windows_posted: u64,
     indestructible: bool,
+    at_once: bool,
     watch: Option<Watch>,
 }
 
@@ -144,6 +145,12 @@ impl SimFabric {
     /// still write after they are gone.
     pub fn refuse_destruction(&self) {
         self.state.lock().indestructible = true;
+    }
+
+    /// From now on windows are over when they are posted, unless their script says otherwise: posting
+    /// moves the bytes within the call, as it does over shared memory.
+    pub fn move_when_posted(&self) {
+        self.state.lock().at_once = true;
     }
 
     /// Has a look at every write from now on.
@@ -398,6 +405,7 @@ impl Agent for SimAgent {
         let id = state.next_operation;
         state.next_operation = id.saturating_add(1);
         state.windows_posted = state.windows_posted.saturating_add(1);
+        let at_once = state.at_once && behaviour.extra_polls == 0;
         drop(state);
         let copy_now =
             behaviour.per_poll.is_none() && behaviour.fail_at.is_none() && !behaviour.never_ends;
@@ -414,6 +422,9 @@ impl Agent for SimAgent {
                     .copy_next(&mut operation)
                     .map_err(|e| quiet(error("post read", FailureKind::Backend, e.to_string())))?;
             }
+        }
+        if copy_now && at_once {
+            return Ok((id, Progress::Done));
         }
         self.fabric.state.lock().operations.insert(id, operation);
         Ok((id, Progress::Pending))

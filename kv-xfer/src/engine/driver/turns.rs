@@ -12,6 +12,7 @@ use super::Driver;
 use crate::clock::MonoTime;
 use crate::engine::error::ReadError;
 use crate::engine::lane::LaneReport;
+use crate::engine::link::Width;
 use crate::engine::read::{Advance, Env};
 use crate::transport::Transport;
 
@@ -88,9 +89,6 @@ impl<T: Transport> Driver<T> {
                 turns.give_back(place, short);
                 self.turns.push(turns);
             }
-        }
-        if !short {
-            self.widen_for(place);
         }
     }
 
@@ -312,6 +310,9 @@ impl<T: Transport> Driver<T> {
             Ok(Some(cost)) => {
                 self.cost = cost;
                 link.used = now;
+                if link.copies && link.width == Width::Narrow {
+                    self.widen_for(place);
+                }
             }
             Err(error) => {
                 let peer = read.job.peer.clone();
