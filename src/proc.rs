@@ -143,7 +143,15 @@ impl Worker {
         Self::spawn(role, command, interrupt)
     }
 
-    fn spawn(role: &str, mut command: Command, interrupt: &Interrupt) -> Result<Self, ProcError> {
+    /// Starts any program that speaks the line protocol. To be called on such a thread, too.
+    ///
+    /// # Errors
+    /// [`ProcError::Spawn`].
+    pub fn spawn(
+        role: &str,
+        mut command: Command,
+        interrupt: &Interrupt,
+    ) -> Result<Self, ProcError> {
         let spawn = |source| ProcError::Spawn {
             role: role.to_owned(),
             source,

@@ -4,3 +4,4 @@
 pub mod pattern;
 pub mod proto;
 pub mod row;
+pub mod worker;
