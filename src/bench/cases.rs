@@ -1,8 +1,8 @@
 //! Which blocks a read moves: the four patterns, from a seed.
 
 use clap::ValueEnum;
-use rand::seq::SliceRandom;
 use rand::SeedableRng;
+use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::proto::Shape;
@@ -51,19 +51,22 @@ pub struct Case {
 }
 
 impl Case {
-    /// A single read of every block of a shape.
+    /// A single read of `shape.blocks` blocks of each region, out of a pool of `pool` blocks.
     #[must_use]
-    pub fn of_pattern(pattern: Pattern, shape: &Shape, suffix: &str, seed: u64) -> Self {
+    pub fn of_pattern(pattern: Pattern, shape: &Shape, pool: u32, suffix: &str, seed: u64) -> Self {
         Self {
             name: format!("{}-{}{suffix}", pattern.name(), shape_name(shape)),
-            reads: vec![lists(pattern, shape.blocks, seed)],
+            reads: vec![lists(pattern, shape.blocks, pool, seed)],
         }
     }
 
     /// Blocks of all reads.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.reads.iter().map(|(remote, _)| remote.len() as u64).sum()
+        self.reads
+            .iter()
+            .map(|(remote, _)| remote.len() as u64)
+            .sum()
     }
 
     /// The names that the reads have among processes.
@@ -75,9 +78,10 @@ impl Case {
     }
 }
 
-/// The two lists of a pattern over `blocks` blocks: each names every block once.
+/// The two lists of a pattern: `blocks` different blocks each, out of a pool of `pool` blocks, which
+/// are at least as many.
 #[must_use]
-pub fn lists(pattern: Pattern, blocks: u32, seed: u64) -> (Vec<u32>, Vec<u32>) {
+pub fn lists(pattern: Pattern, blocks: u32, pool: u32, seed: u64) -> (Vec<u32>, Vec<u32>) {
     let ascending = || (0..blocks).collect::<Vec<_>>();
     match pattern {
         Pattern::Contiguous => (ascending(), ascending()),
@@ -87,16 +91,25 @@ pub fn lists(pattern: Pattern, blocks: u32, seed: u64) -> (Vec<u32>, Vec<u32>) {
         }
         Pattern::Interleaved => {
             let half = blocks.div_ceil(2);
-            let deal = |i: u32| if i.is_multiple_of(2) { i / 2 } else { half + i / 2 };
+            let deal = |i: u32| {
+                if i.is_multiple_of(2) {
+                    i / 2
+                } else {
+                    half + i / 2
+                }
+            };
             let list: Vec<_> = (0..blocks).map(deal).collect();
             (list.clone(), list)
         }
         Pattern::Random => {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            let (mut remote, mut local) = (ascending(), ascending());
-            remote.shuffle(&mut rng);
-            local.shuffle(&mut rng);
-            (remote, local)
+            let mut any = || {
+                let mut list: Vec<_> = (0..pool.max(blocks)).collect();
+                list.shuffle(&mut rng);
+                list.truncate(usize::try_from(blocks).unwrap_or(usize::MAX));
+                list
+            };
+            (any(), any())
         }
     }
 }
@@ -130,13 +143,13 @@ mod tests {
 
     #[test]
     fn patterns_are_what_they_are_called() {
-        let remote = |pattern| lists(pattern, 5, 1).0;
+        let remote = |pattern| lists(pattern, 5, 9, 1).0;
         assert_eq!(remote(Pattern::Contiguous), [0, 1, 2, 3, 4]);
         assert_eq!(remote(Pattern::Reversed), [4, 3, 2, 1, 0]);
         assert_eq!(remote(Pattern::Interleaved), [0, 3, 1, 4, 2]);
         for pattern in Pattern::ALL {
             for blocks in [1, 2, 7, 1000] {
-                let (remote, local) = lists(pattern, blocks, 3);
+                let (remote, local) = lists(pattern, blocks, blocks, 3);
                 for mut list in [remote, local] {
                     list.sort_unstable();
                     assert!(list.into_iter().eq(0..blocks), "{pattern:?}");
@@ -147,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_blocks_again() {
-        let random = |seed| lists(Pattern::Random, 1000, seed);
+        let random = |seed| lists(Pattern::Random, 1000, 1000, seed);
         assert_eq!(random(1), random(1));
         assert_ne!(random(1), random(2));
         let (remote, local) = random(1);
@@ -161,12 +174,12 @@ mod tests {
             blocks: 16_384,
             block_bytes: 8192,
         };
-        let case = Case::of_pattern(Pattern::Random, &shape, "", 1);
+        let case = Case::of_pattern(Pattern::Random, &shape, shape.blocks, "", 1);
         assert_eq!(case.name, "random-16384x8KiB");
         assert_eq!(case.read_names(), ["random-16384x8KiB#0"]);
         shape.regions = 64;
         shape.blocks = 256;
-        let case = Case::of_pattern(Pattern::Random, &shape, "-tcp", 1);
+        let case = Case::of_pattern(Pattern::Random, &shape, 4096, "-tcp", 1);
         assert_eq!(case.name, "random-64x256x8KiB-tcp");
         assert_eq!(case.blocks(), 256);
         assert_eq!(bytes_name(2 << 20), "2MiB");

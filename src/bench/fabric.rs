@@ -47,7 +47,12 @@ impl fmt::Display for FabricReport {
             [] => "none".to_owned(),
             names => names.join(", "),
         };
-        writeln!(f, "NIXL         {} ({})", self.machine.nixl, self.library.display())?;
+        writeln!(
+            f,
+            "NIXL         {} ({})",
+            self.machine.nixl,
+            self.library.display()
+        )?;
         writeln!(f, "backend      UCX of {}", list(&self.plugins))?;
         writeln!(f, "UCX modules  {}", list(&self.ucx_modules))?;
         writeln!(f, "RDMA         {}", list(&self.machine.rdma))?;

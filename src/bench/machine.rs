@@ -17,7 +17,9 @@ pub fn look(one_machine: bool) -> Machine {
         .unwrap_or(0);
     let load = text("/proc/loadavg");
     Machine {
-        cpu: field(&cpu_info, "model name").unwrap_or("unknown").to_owned(),
+        cpu: field(&cpu_info, "model name")
+            .unwrap_or("unknown")
+            .to_owned(),
         cores: available_parallelism()
             .ok()
             .and_then(|cores| u32::try_from(cores.get()).ok())

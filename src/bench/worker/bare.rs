@@ -14,9 +14,7 @@ use kv_xfer::layout::{RegionGeometry, pair_regions};
 use kv_xfer::memory::KvPool;
 use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits};
 use kv_xfer::transport::nixl::{BackendConfig, NixlAgent, NixlTransport};
-use kv_xfer::transport::{
-    Agent, AgentRole, Descriptor, Ends, Progress, Transport,
-};
+use kv_xfer::transport::{Agent, AgentRole, Descriptor, Ends, Progress, Transport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -248,11 +246,10 @@ impl Reader for BareReader {
         let start = Instant::now();
         for name in names {
             let case = self.cases.get(name)?;
-            requests.push(self.agent.post_read(
-                &self.peer.agent,
-                Ends::HOST,
-                &case.descriptors,
-            )?);
+            requests.push(
+                self.agent
+                    .post_read(&self.peer.agent, Ends::HOST, &case.descriptors)?,
+            );
             descriptors += case.descriptors.len() as u64;
             bytes += case.bytes;
         }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kv_xfer::descriptor::{BlockIdsJson, DescriptorLimits, Params};
 use kv_xfer::engine::{
-    Direction, Engine, EngineConfig, FailedBlocks, Landed, LeaseSpec, Offer, ReadHandle,
-    ReadRequest, ReleasePolicy, ReadFailure,
+    Direction, Engine, EngineConfig, FailedBlocks, Landed, LeaseSpec, Offer, ReadFailure,
+    ReadHandle, ReadRequest, ReleasePolicy,
 };
 use kv_xfer::identity::{BlockHash, HashChain, ModelIdentity, Salt};
 use kv_xfer::ids::{BlockId, EngineId, RequestId};
@@ -231,8 +231,7 @@ impl Reader for EngineReader {
             name: name.clone(),
             why,
         };
-        let Params::Remote(remote) =
-            Params::from_json_value(params, &DescriptorLimits::default())?
+        let Params::Remote(remote) = Params::from_json_value(params, &DescriptorLimits::default())?
         else {
             return Err(refuse("its ticket offers no blocks".to_owned()));
         };
@@ -332,7 +331,9 @@ pub fn check_blocks(
     let mut checked = Checked::default();
     for index in blocks::spread(lists.local.len(), sample) {
         let pair = lists.remote.get(index).zip(lists.local.get(index));
-        let Some((remote, local)) = pair else { continue };
+        let Some((remote, local)) = pair else {
+            continue;
+        };
         for (region, _) in (0..).zip(pool.regions()) {
             blocks::check_region(pool, seed, region, *remote, *local, &mut checked)?;
         }

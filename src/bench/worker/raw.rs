@@ -120,7 +120,10 @@ impl Buffer {
     fn check(&self, seed: u64, lists: &BlockLists, sample: u32) -> Checked {
         let sample: Vec<usize> = blocks::spread(lists.local.len(), sample).collect();
         let pick = |list: &[u32]| -> Vec<u32> {
-            sample.iter().filter_map(|at| list.get(*at).copied()).collect()
+            sample
+                .iter()
+                .filter_map(|at| list.get(*at).copied())
+                .collect()
         };
         let (remote, local) = (pick(&lists.remote), pick(&lists.local));
         let mut checked = Checked::default();
@@ -381,7 +384,8 @@ mod tests {
     #[test]
     fn calls_are_cut_to_what_the_kernel_takes() {
         let piece = |len| RemoteIoVec { base: 0, len };
-        let lengths = |pieces: &[RemoteIoVec]| cut(pieces).iter().map(|c| c.len()).collect::<Vec<_>>();
+        let lengths =
+            |pieces: &[RemoteIoVec]| cut(pieces).iter().map(|c| c.len()).collect::<Vec<_>>();
         assert_eq!(lengths(&[]), [0usize; 0]);
         assert_eq!(lengths(&vec![piece(8); 2500]), [1024, 1024, 452]);
         assert_eq!(lengths(&vec![piece(2 << 20); 1024]), [1023, 1]);

@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 
 use kv_xfer::engine::ReaderConfig;
-use kv_xfer::layout::{
-    Attention, Dtype, KvLayout, KvSplit, ModelGeometry, PoolOrder, Preset,
-};
+use kv_xfer::layout::{Attention, Dtype, KvLayout, KvSplit, ModelGeometry, PoolOrder, Preset};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -103,13 +101,7 @@ impl Settings {
         let preset = Preset::by_name(name)
             .ok_or_else(|| WorkerError::Setting(format!("{name} is no known model")))?;
         let split = KvSplit::Fused;
-        let layout = KvLayout::new(
-            &preset.geometry(),
-            self.tp,
-            self.block_tokens,
-            order,
-            split,
-        )?;
+        let layout = KvLayout::new(&preset.geometry(), self.tp, self.block_tokens, order, split)?;
         if layout.regions().len() as u64 != u64::from(shape.regions) {
             return Err(WorkerError::Setting(format!(
                 "{name} has {} regions in this order, the shape has {}",
