@@ -100,7 +100,7 @@ impl UcxLog {
         }
     }
 
-    /// What carried the bytes, if it says; to be asked after the first read.
+    /// What carried the bytes, if it says; to be asked when the process has ended.
     #[must_use]
     pub fn carrier(&self) -> Option<String> {
         let log = fs::read(self.path.as_ref()?).ok()?;

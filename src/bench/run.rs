@@ -71,10 +71,10 @@ pub fn run(
     for group in groups {
         bar.set_message("making memory");
         let mut team = Team::gather(group, around)?;
+        let mut rows = Vec::new();
         for case in &group.cases {
             bar.set_message(case.name.clone());
-            let rows = measure_case(&mut team, case, how)?;
-            outcome.rows.extend(rows);
+            rows.extend(measure_case(&mut team, case, how)?);
             bar.inc(group.contenders.len() as u64);
         }
         for absent in team.take_absent() {
@@ -82,7 +82,14 @@ pub fn run(
                 outcome.absent.push(absent);
             }
         }
-        team.dismiss_all();
+        for (contender, carrier) in team.part() {
+            let of_it =
+                |row: &&mut Row| row.who == contender.who && row.setting == contender.setting;
+            for row in rows.iter_mut().filter(of_it) {
+                row.transport.clone_from(&carrier);
+            }
+        }
+        outcome.rows.extend(rows);
     }
     bar.finish_and_clear();
     Ok(outcome)
@@ -94,7 +101,6 @@ struct Tally {
     rounds: Vec<Round>,
     wrong_bytes: u64,
     checked_bytes: u64,
-    transport: String,
     about: Map<String, Value>,
     times: u32,
 }
@@ -175,15 +181,11 @@ fn measure_case(team: &mut Team, case: &Case, how: Thoroughness) -> Result<Vec<R
     }
     step(team, 0, &mut |team, index| {
         let checked = team.measure(index, case, 1, how.verify)?.ran;
-        let (transport, about) = match team.pairs().get(index) {
-            Some(pair) => (pair.carrier(), pair.about.clone()),
-            None => Default::default(),
-        };
+        let about = team.pairs().get(index).map(|pair| pair.about.clone());
         let tally = tally(&mut tallies, team, index);
         tally.checked_bytes = checked.checked_bytes;
         tally.wrong_bytes = checked.wrong_bytes;
-        tally.transport = transport;
-        tally.about = about;
+        tally.about = about.unwrap_or_default();
         Ok(())
     })?;
     // Only those that got through to the end.
@@ -228,7 +230,7 @@ fn row(case: &Case, contender: &Contender, tally: &Tally) -> Row {
         case: case.name.clone(),
         who: contender.who,
         setting: contender.setting.clone(),
-        transport: tally.transport.clone(),
+        transport: "unknown".to_owned(),
         rounds: u32::try_from(rounds.len()).unwrap_or(u32::MAX),
         median_ms: total_us / 1e3,
         min_ms: totals().fold(f64::INFINITY, f64::min) / 1e3,

@@ -44,19 +44,6 @@ pub struct Pair {
     log: UcxLog,
 }
 
-impl Pair {
-    /// What carried its bytes, as far as that is known.
-    #[must_use]
-    pub fn carrier(&self) -> String {
-        let said = || self.about.get("transport").and_then(Value::as_str);
-        let logged = match self.contender.uses_ucx() {
-            true => self.log.carrier(),
-            false => None,
-        };
-        logged.unwrap_or_else(|| said().unwrap_or("unknown").to_owned())
-    }
-}
-
 /// A run, with the processor time of both ends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
@@ -311,14 +298,25 @@ impl Team {
         })
     }
 
-    /// Ends all processes.
-    pub fn dismiss_all(self) {
+    /// Ends all processes; what carried the bytes of each, as far as that is known.
+    #[must_use]
+    pub fn part(self) -> Vec<(Contender, String)> {
+        let mut carriers = Vec::new();
         for pair in self.pairs {
+            // UCX writes what it has to say when its process ends.
             pair.reader.quit();
+            let said = pair.about.get("transport").and_then(Value::as_str);
+            let logged = match pair.contender.uses_ucx() {
+                true => pair.log.carrier(),
+                false => None,
+            };
+            let carrier = logged.unwrap_or_else(|| said.unwrap_or("unknown").to_owned());
+            carriers.push((pair.contender, carrier));
         }
         for holder in self.holders {
             holder.quit();
         }
+        carriers
     }
 }
 
