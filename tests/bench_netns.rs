@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use kvx::bench::row::BenchReport;
 
@@ -46,6 +47,15 @@ impl Nodes {
             ip(&format!("-n {node} addr add {address}/24 dev {DEVICE}"))?;
             ip(&format!("-n {node} link set {DEVICE} up"))?;
             ip(&format!("-n {node} link set lo up"))?;
+        }
+        // The kernel takes up to a second to see that both ends are plugged in.
+        let until = Instant::now() + Duration::from_secs(20);
+        for node in [holder, reader] {
+            let file = format!("/sys/class/net/{DEVICE}/operstate");
+            while ip(&format!("netns exec {node} cat {file}"))?.trim() != "up" {
+                assert!(Instant::now() < until, "the cable is not up in {node}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         Ok(nodes)
     }
