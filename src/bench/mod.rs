@@ -71,9 +71,9 @@ pub fn run(args: &BenchArgs) -> Exit {
             (common, measure("compare", groups, common, None, &interrupt))
         }
     };
-    let done = done.and_then(|report| publish(&report, common).map(|()| report));
+    let done = done.and_then(|measured| publish(&measured, common).map(|()| measured));
     match done {
-        Ok(report) if report.ok => Exit::Ok,
+        Ok(measured) if measured.report.ok => Exit::Ok,
         Ok(_) => Exit::CheckFailed,
         Err(error) if error.is_interrupt() => {
             eprintln!("interrupted");
@@ -90,7 +90,7 @@ pub fn run(args: &BenchArgs) -> Exit {
     }
 }
 
-fn run_read(args: &ReadArgs, interrupt: &Interrupt) -> Result<BenchReport, BenchError> {
+fn run_read(args: &ReadArgs, interrupt: &Interrupt) -> Result<Measured, BenchError> {
     check_memory(&args.memory)?;
     let common = &args.common;
     let given = args.peer.clone();
@@ -102,10 +102,14 @@ fn run_read(args: &ReadArgs, interrupt: &Interrupt) -> Result<BenchReport, Bench
         (None, false) if quick => read::groups(read::Extent::Quick, bytes, seed),
         (None, false) => read::groups(read::Extent::Sweep, bytes, seed),
     };
-    if let (Some(peer), Ok(fabric)) = (&peer, FabricReport::look()) {
-        eprintln!("{fabric}\nreading from {peer}");
-    }
     measure("read", groups, common, peer, interrupt)
+}
+
+/// What a bench found, and what to say before it.
+struct Measured {
+    /// The fabric of both nodes, where there are two.
+    head: String,
+    report: BenchReport,
 }
 
 /// Runs what the arguments leave of some groups.
@@ -115,13 +119,18 @@ fn measure(
     common: &CommonArgs,
     peer: Option<String>,
     interrupt: &Interrupt,
-) -> Result<BenchReport, BenchError> {
+) -> Result<Measured, BenchError> {
     let kvx = env::current_exe().map_err(|source| BenchError::File {
         path: "kvx".into(),
         source,
     })?;
     let groups = chosen(groups, common);
     let machine = machine::look(peer.is_none());
+    let here = match &peer {
+        Some(_) => FabricReport::look().ok(),
+        None => None,
+    };
+    let from = peer.clone().unwrap_or_default();
     let around = Surroundings {
         kvx,
         interrupt: interrupt.clone(),
@@ -137,13 +146,18 @@ fn measure(
         verify: VERIFY,
     };
     let outcome = run::run(&groups, &around, how)?;
-    Ok(BenchReport {
+    let head = match (here, &outcome.fabric) {
+        (Some(here), Some(there)) => format!("here:\n{here}\n\n{from}:\n{there}\n\n"),
+        _ => String::new(),
+    };
+    let report = BenchReport {
         bench: bench.to_owned(),
         machine,
         ok: outcome.is_ok(),
         rows: outcome.rows,
         absent: outcome.absent,
-    })
+    };
+    Ok(Measured { head, report })
 }
 
 /// What `--cases` and `--who` leave.
@@ -167,11 +181,15 @@ fn chosen(groups: Vec<Group>, common: &CommonArgs) -> Vec<Group> {
 }
 
 /// Prints and writes what was asked for.
-fn publish(report: &BenchReport, common: &CommonArgs) -> Result<(), BenchError> {
+fn publish(measured: &Measured, common: &CommonArgs) -> Result<(), BenchError> {
+    let Measured { head, report } = measured;
     let json = serde_json::to_string_pretty(report).unwrap_or_default() + "\n";
-    let text = table::to_text(report);
+    let text = format!("{head}{}", table::to_text(report));
     match &common.json {
-        Some(path) if path.as_os_str() == "-" => print!("{json}"),
+        Some(path) if path.as_os_str() == "-" => {
+            eprint!("{head}");
+            print!("{json}");
+        }
         Some(path) => {
             write(path, &json)?;
             print!("{text}");

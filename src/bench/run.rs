@@ -33,6 +33,8 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// Who did not take part, or not to the end.
     pub absent: Vec<Absent>,
+    /// What the other node has to carry bytes with, as it says.
+    pub fabric: Option<String>,
 }
 
 impl Outcome {
@@ -71,6 +73,7 @@ pub fn run(
     for group in groups {
         bar.set_message("making memory");
         let mut team = Team::gather(group, around)?;
+        outcome.fabric = team.fabric().map(str::to_owned);
         let mut rows = Vec::new();
         for case in &group.cases {
             bar.set_message(case.name.clone());
@@ -314,6 +317,7 @@ mod tests {
         let mut outcome = Outcome {
             rows: vec![row(&case, &contender, &tally)],
             absent: vec![absent(Who::Mooncake)],
+            fabric: None,
         };
         assert!(outcome.is_ok());
         outcome.absent.push(absent(Who::KvXfer));

@@ -56,7 +56,7 @@ pub enum TargetError {
 /// [`TargetError`]; [`TargetError::Interrupted`] is the way it ends.
 pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError> {
     check_memory(&args.memory)?;
-    let fabric = FabricReport::look()?;
+    let fabric = FabricReport::look()?.to_string();
     let address = args.bind;
     let bind = |source| TargetError::Bind { address, source };
     let listener = TcpListener::bind(address).map_err(bind)?;
@@ -78,7 +78,7 @@ pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError
         }
         match listener.accept() {
             Ok((stream, peer)) => match Control::new(stream, peer, interrupt) {
-                Ok(control) => attend(args, control, peer, interrupt)?,
+                Ok(control) => attend(args, &fabric, control, peer, interrupt)?,
                 Err(error) => tracing::debug!(%peer, %error, "gone at once"),
             },
             // Also when file descriptors are short: they will come back.
@@ -90,6 +90,7 @@ pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError
 /// Serves one bench, however it behaves.
 fn attend(
     args: &TargetArgs,
+    fabric: &str,
     control: Control,
     peer: SocketAddr,
     interrupt: &Interrupt,
@@ -97,6 +98,7 @@ fn attend(
     println!("{peer} is here");
     let mut visit = Visit {
         args,
+        fabric,
         control,
         interrupt,
         holder: None,
@@ -118,6 +120,8 @@ fn attend(
 
 struct Visit<'a> {
     args: &'a TargetArgs,
+    /// What this node has to carry bytes with, for the report.
+    fabric: &'a str,
     control: Control,
     interrupt: &'a Interrupt,
     holder: Option<Worker>,
@@ -203,7 +207,7 @@ impl Visit<'_> {
             .block_bytes()
             .checked_mul(shape.blocks.into());
         let most = self.args.max_bytes;
-        if !bytes.is_some_and(|bytes| bytes <= most) {
+        if bytes.is_none_or(|bytes| bytes > most) {
             return Err(VisitError::TooMuch { most });
         }
         let here = self.control.local_addr().map_err(VisitError::Gone)?.ip();
@@ -229,10 +233,17 @@ impl Visit<'_> {
     fn relay(&mut self, request: &Request, limit: Duration) -> Result<Answer, VisitError> {
         let holder = self.holder.as_mut().ok_or(VisitError::NoSetup)?;
         let answer = holder.send(request).and_then(|()| holder.recv(limit));
-        if answer.is_err() {
-            self.holder = None;
+        match answer {
+            Ok(Answer::Ready { card, mut about }) => {
+                about.insert("fabric".to_owned(), self.fabric.into());
+                Ok(Answer::Ready { card, about })
+            }
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                self.holder = None;
+                Err(error.into())
+            }
         }
-        Ok(answer?)
     }
 }
 

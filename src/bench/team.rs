@@ -60,6 +60,7 @@ pub struct Team {
     pairs: Vec<Pair>,
     freezes: bool,
     absent: Vec<Absent>,
+    fabric: Option<String>,
 }
 
 impl Team {
@@ -74,6 +75,7 @@ impl Team {
             pairs: Vec::new(),
             freezes: false,
             absent: Vec::new(),
+            fabric: None,
         };
         let cards = match &around.peer {
             Some(peer) => team.remote_holder(group, peer, around)?,
@@ -117,7 +119,8 @@ impl Team {
             card: None,
         })?;
         let (card, about) = link.ready()?;
-        tracing::info!(?about, "target");
+        let fabric = about.get("fabric").and_then(Value::as_str);
+        self.fabric = fabric.map(str::to_owned);
         self.holders.push(link);
         let seat = |contender: &Contender| Seat {
             contender: contender.clone(),
@@ -218,6 +221,12 @@ impl Team {
     #[must_use]
     pub fn pairs(&self) -> &[Pair] {
         &self.pairs
+    }
+
+    /// What the target has to carry bytes with, as it says.
+    #[must_use]
+    pub fn fabric(&self) -> Option<&str> {
+        self.fabric.as_deref()
     }
 
     /// Those that do not, any more; each once.

@@ -20,7 +20,7 @@ use super::blocks::{self, Checked};
 use super::cases::{BlockLists, Cases, check_list, check_lists};
 use super::error::WorkerError;
 use super::settings::Settings;
-use super::{Holder, NewCase, Reader, Start};
+use super::{Holder, NewCase, Reader, Start, process_cpu_us};
 use crate::bench::pattern;
 use crate::bench::proto::{Sample, Shape};
 
@@ -224,17 +224,16 @@ impl RawReader {
         })
     }
 
-    /// Moves one case's blocks; how long it took, and how many bytes and pieces there were. What a
-    /// caller would have at hand already is not timed.
-    fn read(&mut self, name: &str) -> Result<(f64, u64, u64), WorkerError> {
+    /// Moves one case's blocks. What a caller would have at hand already is not timed.
+    fn read(&mut self, name: &str) -> Result<Sample, WorkerError> {
         let lists = self.cases.get(name)?;
         let mut local = self.target.pieces_mut(&lists.local);
         let bytes = local.iter().map(|piece| piece.len() as u64).sum();
         let count = local.len() as u64;
-        let start = match &self.source {
+        let (cpu, start) = match &self.source {
             Source::Memory(source) => {
                 let remote = source.pieces(&lists.remote);
-                let start = Instant::now();
+                let start = (process_cpu_us(), Instant::now());
                 for (to, from) in local.iter_mut().zip(&remote) {
                     to.copy_from_slice(from);
                 }
@@ -258,7 +257,7 @@ impl RawReader {
                     calls.push((local, remote));
                 }
                 let pid = card.pid;
-                let start = Instant::now();
+                let start = (process_cpu_us(), Instant::now());
                 for (local, remote) in &mut calls {
                     let wanted = remote.iter().map(|piece| piece.len).sum();
                     let moved = process_vm_readv(Pid::from_raw(pid), local, remote)
@@ -270,7 +269,16 @@ impl RawReader {
                 start
             }
         };
-        Ok((start.elapsed().as_secs_f64() * 1e6, bytes, count))
+        let total_us = start.elapsed().as_secs_f64() * 1e6;
+        Ok(Sample {
+            // The call is the read: it keeps the caller until the end.
+            submit_us: total_us,
+            total_us,
+            first_layer_us: None,
+            descriptors: count,
+            bytes,
+            cpu_us: process_cpu_us() - cpu,
+        })
     }
 }
 
@@ -299,7 +307,7 @@ impl Reader for RawReader {
     }
 
     fn once(&mut self, names: &[String]) -> Result<Sample, WorkerError> {
-        let mut sample = Sample {
+        let mut sum = Sample {
             submit_us: 0.0,
             total_us: 0.0,
             first_layer_us: None,
@@ -308,15 +316,14 @@ impl Reader for RawReader {
             cpu_us: 0.0,
         };
         for name in names {
-            let (us, bytes, pieces) = self.read(name)?;
-            sample.total_us += us;
-            sample.bytes += bytes;
-            sample.descriptors += pieces;
+            let one = self.read(name)?;
+            sum.submit_us += one.submit_us;
+            sum.total_us += one.total_us;
+            sum.descriptors += one.descriptors;
+            sum.bytes += one.bytes;
+            sum.cpu_us += one.cpu_us;
         }
-        // The call is the read: the caller is kept until the end, and the time is all its own.
-        sample.submit_us = sample.total_us;
-        sample.cpu_us = sample.total_us;
-        Ok(sample)
+        Ok(sum)
     }
 
     fn spoil(&mut self, name: &str, sample: u32) -> Result<(), WorkerError> {
