@@ -1,5 +1,6 @@
 //! The participant `kv-xfer`: both ends are engines, and every case is a lease and a read of it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use kv_xfer::engine::{
     ReadHandle, ReadRequest, ReleasePolicy,
 };
 use kv_xfer::identity::{BlockHash, HashChain, ModelIdentity, Salt};
-use kv_xfer::ids::{BlockId, EngineId, RequestId};
+use kv_xfer::ids::{BlockId, EngineId, LeaseId, RequestId};
 use kv_xfer::memory::{KvPool, OwnedBlocks};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::DialPolicy;
@@ -31,6 +32,8 @@ const READ_LIMIT: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(5);
 /// Leases outlast every bench.
 const TTL: Duration = Duration::from_secs(3600);
+/// Blocks under lease, all cases together; bounds what is remembered of them.
+const MOST_LEASED: usize = 16 << 20;
 /// What both ends call their model.
 const MODEL: &str = "bench";
 
@@ -83,7 +86,9 @@ pub struct EngineHolder {
     engine: Engine,
     pool: Arc<KvPool>,
     seed: u64,
-    cases: u64,
+    /// The lease of each case, and how many blocks it has.
+    leases: HashMap<String, (LeaseId, usize)>,
+    requests: u64,
     card: EngineCard,
     // Its registration of the memory lasts as long as this.
     _bare: Option<bare::Serving>,
@@ -115,7 +120,8 @@ impl EngineHolder {
             engine,
             pool,
             seed: args.seed,
-            cases: 0,
+            leases: HashMap::new(),
+            requests: 0,
             card,
             _bare: bare,
         })
@@ -129,13 +135,25 @@ impl Holder for EngineHolder {
 
     fn case(&mut self, name: &str, remote: Vec<u32>) -> Result<Option<Value>, WorkerError> {
         check_list(name, &remote, self.pool.block_count())?;
-        self.cases += 1;
+        if let Some((lease, _)) = self.leases.remove(name) {
+            self.engine.revoke(lease);
+        }
+        // Nobody wants them back.
+        while self.engine.freed().try_recv().is_ok() {}
+        let leased: usize = self.leases.values().map(|(_, blocks)| blocks).sum();
+        if leased.saturating_add(remote.len()) > MOST_LEASED {
+            return Err(WorkerError::Lease(format!(
+                "{MOST_LEASED} blocks at most are held for all cases together"
+            )));
+        }
+        let blocks = remote.len();
+        self.requests += 1;
         let hashes = hashes(&self.pool, self.seed, remote.len())?;
         let tokens = remote.len() as u64 * u64::from(self.pool.layout().block_tokens());
         let leased = self
             .engine
             .lease(LeaseSpec {
-                request: RequestId::new(format!("bench-{}", self.cases))?,
+                request: RequestId::new(format!("bench-{}", self.requests))?,
                 blocks: remote.into_iter().map(BlockId).collect(),
                 tokens,
                 hashes,
@@ -145,6 +163,7 @@ impl Holder for EngineHolder {
                 conversation: None,
             })
             .map_err(|refused| WorkerError::Lease(refused.to_string()))?;
+        self.leases.insert(name.to_owned(), (leased.lease, blocks));
         let params = leased.remote.to_json_value(BlockIdsJson::Omitted);
         Ok(Some(json!({ "kv_transfer_params": params })))
     }
@@ -318,6 +337,8 @@ impl Reader for EngineReader {
         for case in self.cases.all_mut() {
             case.owned = None;
         }
+        // What a failed read gave back later.
+        while self.engine.returned().try_recv().is_ok() {}
     }
 }
 

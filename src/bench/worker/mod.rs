@@ -264,3 +264,89 @@ fn process_cpu() -> Duration {
 fn process_cpu_us() -> f64 {
     process_cpu().as_secs_f64() * 1e6
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ask(end: &mut End, request: Value) -> Result<Answer, WorkerError> {
+        answer(end, serde_json::from_value(request).unwrap())
+    }
+
+    fn setup(role: &str, card: Value) -> Value {
+        json!({
+            "op": "setup", "role": role, "seed": 9, "card": card,
+            "shape": {"regions": 3, "blocks": 40, "block_bytes": 64},
+            "settings": {"who": "process_vm_readv", "huge_pages": false},
+        })
+    }
+
+    fn case(remote: Value, local: Value) -> Value {
+        json!({"op": "case", "name": "c", "remote": remote, "local": local})
+    }
+
+    fn run_of(times: u32, verify: u32) -> Value {
+        json!({"op": "run", "names": ["c"], "times": times, "verify": verify})
+    }
+
+    #[test]
+    fn two_ends_do_what_the_protocol_says() {
+        let (mut holder, mut reader) = (End::None, End::None);
+        let Answer::Ready { card, .. } = ask(&mut holder, setup("holder", Value::Null)).unwrap()
+        else {
+            panic!("not ready")
+        };
+        ask(&mut reader, setup("reader", card.unwrap())).unwrap();
+        for (remote, local) in [(json!([5, 4]), json!([0, 39])), (json!([1]), json!([2]))] {
+            // The second replaces the first.
+            ask(&mut holder, case(remote.clone(), local.clone())).unwrap();
+            ask(&mut reader, case(remote.clone(), local)).unwrap();
+            let answer = ask(&mut reader, run_of(3, 10)).unwrap();
+            let Answer::Ran {
+                samples,
+                checked_bytes,
+                wrong_bytes,
+            } = answer
+            else {
+                panic!("{answer:?}")
+            };
+            let bytes = remote.as_array().unwrap().len() as u64 * 3 * 64;
+            assert_eq!((checked_bytes, wrong_bytes), (bytes, 0));
+            assert_eq!(samples.len(), 3);
+            assert!(samples.iter().all(|sample| sample.bytes == bytes));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_leaves_all_as_it_was() {
+        let (mut holder, mut reader) = (End::None, End::None);
+        assert!(ask(&mut holder, case(json!([1]), json!([1]))).is_err());
+        let Answer::Ready { card, .. } = ask(&mut holder, setup("holder", Value::Null)).unwrap()
+        else {
+            panic!("not ready")
+        };
+        assert!(ask(&mut reader, setup("reader", json!({"pid": "x"}))).is_err());
+        ask(&mut reader, setup("reader", card.unwrap())).unwrap();
+        assert!(ask(&mut holder, run_of(1, 0)).is_err());
+        assert!(ask(&mut holder, case(json!([40]), json!([]))).is_err());
+        for (remote, local) in [
+            (json!([]), json!([])),
+            (json!([1, 2]), json!([1])),
+            (json!([40]), json!([1])),
+            (json!([1]), json!([40])),
+        ] {
+            assert!(ask(&mut reader, case(remote, local)).is_err());
+        }
+        assert!(ask(&mut reader, run_of(1, 0)).is_err(), "no such case");
+        ask(&mut reader, case(json!([7]), json!([8]))).unwrap();
+        assert!(ask(&mut reader, run_of(0, 0)).is_err());
+        assert!(ask(&mut reader, run_of(u32::MAX, 0)).is_err());
+        assert!(ask(&mut reader, run_of(1, 1)).is_ok());
+        assert!(matches!(
+            ask(&mut reader, json!({"op": "cpu"})),
+            Ok(Answer::Cpu { us }) if us > 0
+        ));
+    }
+}
