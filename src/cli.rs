@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use kv_xfer::layout::Preset;
 
+use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
+
 /// How `kvx` ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -52,6 +54,11 @@ pub enum Command {
     /// Replay conversations between a decode and a prefill process, and check every byte read
     #[command(after_help = DEMO_HELP)]
     Demo(DemoArgs),
+    /// Measure what reads cost, beside what the machine can do and what others make of them
+    Bench(BenchArgs),
+    /// Hold blocks for benches that run on another node
+    #[command(after_help = TARGET_HELP)]
+    Target(TargetArgs),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,
@@ -61,6 +68,9 @@ pub enum Command {
     /// The demo's prefill process
     #[command(hide = true)]
     DemoPrefill,
+    /// One end of a bench's reads
+    #[command(hide = true)]
+    BenchWorker,
 }
 
 const DEMO_HELP: &str = "\

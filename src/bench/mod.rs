@@ -1,7 +1,258 @@
 //! `kvx bench` and `kvx target`: what a read costs, measured side by side with what others make of
 //! the same read.
 
+pub mod args;
+pub mod cases;
+pub mod compare;
+pub mod contender;
+pub mod control;
+pub mod error;
+pub mod fabric;
+pub mod foreign;
+pub mod freeze;
+pub mod link;
+pub mod machine;
+pub mod models;
 pub mod pattern;
 pub mod proto;
 pub mod provision;
+pub mod read;
 pub mod row;
+pub mod run;
+pub mod table;
+pub mod target;
+pub mod team;
+pub mod worker;
+
+use std::env;
+use std::fs;
+use std::path::Path;
+
+use nixl_sys::{Environment, EnvironmentOutcome};
+
+use self::args::{BenchArgs, BenchKind, CommonArgs, ReadArgs, TargetArgs};
+use self::contender::Group;
+use self::error::BenchError;
+use self::fabric::FabricReport;
+use self::row::BenchReport;
+use self::run::Thoroughness;
+use self::target::TargetError;
+use self::team::Surroundings;
+use self::worker::{WorkerError, check_memory};
+use crate::cli::Exit;
+use crate::proc::{Interrupt, Parent};
+use crate::runtime;
+
+/// The variable that names a target, `host:port`.
+pub const PEER_VARIABLE: &str = "KVX_BENCH_PEER";
+/// Blocks of each case that are checked.
+const VERIFY: u32 = 256;
+/// Most rounds of a quick bench.
+const QUICK_ROUNDS: u32 = 3;
+
+/// `kvx bench`.
+#[must_use]
+pub fn run(args: &BenchArgs) -> Exit {
+    if let Err(error) = runtime::resolve() {
+        eprintln!("{error}");
+        return Exit::Environment;
+    }
+    let interrupt = match Interrupt::install() {
+        Ok(interrupt) => interrupt,
+        Err(error) => {
+            eprintln!("Ctrl-C cannot be handled: {error}");
+            return Exit::Environment;
+        }
+    };
+    let (common, done) = match &args.bench {
+        BenchKind::Read(read) => (&read.common, run_read(read, &interrupt)),
+        BenchKind::Compare(compare) => {
+            let common = &compare.common;
+            let groups = compare::groups(common.quick, common.max_bytes, common.seed);
+            (common, measure("compare", groups, common, None, &interrupt))
+        }
+    };
+    let done = done.and_then(|measured| publish(&measured, common).map(|()| measured));
+    match done {
+        Ok(measured) if measured.report.ok => Exit::Ok,
+        Ok(_) => Exit::CheckFailed,
+        Err(error) if error.is_interrupt() => {
+            eprintln!("interrupted");
+            Exit::Interrupted
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            match error {
+                BenchError::Nothing | BenchError::Worker(WorkerError::Setting(_)) => Exit::Usage,
+                BenchError::File { .. } => Exit::Environment,
+                _ => Exit::CheckFailed,
+            }
+        }
+    }
+}
+
+fn run_read(args: &ReadArgs, interrupt: &Interrupt) -> Result<Measured, BenchError> {
+    check_memory(&args.memory)?;
+    let common = &args.common;
+    let given = args.peer.clone();
+    let peer = given.or_else(|| env::var(PEER_VARIABLE).ok().filter(|peer| !peer.is_empty()));
+    let (quick, bytes, seed) = (common.quick, common.max_bytes, common.seed);
+    let groups = match (&peer, args.full) {
+        (Some(_), _) => models::groups(quick, bytes, seed)?,
+        (None, true) => read::groups(read::Extent::Full, bytes, seed),
+        (None, false) if quick => read::groups(read::Extent::Quick, bytes, seed),
+        (None, false) => read::groups(read::Extent::Sweep, bytes, seed),
+    };
+    measure("read", groups, common, peer, interrupt)
+}
+
+/// What a bench found, and what to say before it.
+struct Measured {
+    /// The fabric of both nodes, where there are two.
+    head: String,
+    report: BenchReport,
+}
+
+/// Runs what the arguments leave of some groups.
+fn measure(
+    bench: &str,
+    groups: Vec<Group>,
+    common: &CommonArgs,
+    peer: Option<String>,
+    interrupt: &Interrupt,
+) -> Result<Measured, BenchError> {
+    let kvx = env::current_exe().map_err(|source| BenchError::File {
+        path: "kvx".into(),
+        source,
+    })?;
+    let groups = chosen(groups, common);
+    let machine = machine::look(peer.is_none());
+    let here = match &peer {
+        Some(_) => FabricReport::look().ok(),
+        None => None,
+    };
+    let from = peer.clone().unwrap_or_default();
+    let around = Surroundings {
+        kvx,
+        interrupt: interrupt.clone(),
+        peer,
+        seed: common.seed,
+    };
+    let rounds = match common.quick {
+        true => common.rounds.min(QUICK_ROUNDS),
+        false => common.rounds,
+    };
+    let how = Thoroughness {
+        rounds,
+        verify: VERIFY,
+    };
+    let outcome = run::run(&groups, &around, how)?;
+    let head = match (here, &outcome.fabric) {
+        (Some(here), Some(there)) => format!("here:\n{here}\n\n{from}:\n{there}\n\n"),
+        _ => String::new(),
+    };
+    let report = BenchReport {
+        bench: bench.to_owned(),
+        machine,
+        ok: outcome.is_ok(),
+        rows: outcome.rows,
+        absent: outcome.absent,
+    };
+    Ok(Measured { head, report })
+}
+
+/// What `--cases` and `--who` leave.
+fn chosen(groups: Vec<Group>, common: &CommonArgs) -> Vec<Group> {
+    let mut left = Vec::new();
+    for mut group in groups {
+        if !common.cases.is_empty() {
+            let wanted = |name: &str| common.cases.iter().any(|text| name.contains(text));
+            group.cases.retain(|case| wanted(&case.name));
+        }
+        if !common.who.is_empty() {
+            group
+                .contenders
+                .retain(|contender| common.who.contains(&contender.who));
+        }
+        if !group.cases.is_empty() && !group.contenders.is_empty() {
+            left.push(group);
+        }
+    }
+    left
+}
+
+/// Prints and writes what was asked for.
+fn publish(measured: &Measured, common: &CommonArgs) -> Result<(), BenchError> {
+    let Measured { head, report } = measured;
+    let json = serde_json::to_string_pretty(report).unwrap_or_default() + "\n";
+    let text = format!("{head}{}", table::to_text(report));
+    match &common.json {
+        Some(path) if path.as_os_str() == "-" => {
+            eprint!("{head}");
+            print!("{json}");
+        }
+        Some(path) => {
+            write(path, &json)?;
+            print!("{text}");
+        }
+        None => print!("{text}"),
+    }
+    if let Some(folder) = &common.out {
+        fs::create_dir_all(folder).map_err(|source| BenchError::File {
+            path: folder.clone(),
+            source,
+        })?;
+        write(&folder.join(format!("{}.json", report.bench)), &json)?;
+        write(&folder.join(format!("{}.txt", report.bench)), &text)?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    fs::write(path, text).map_err(|source| BenchError::File {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// `kvx target`.
+#[must_use]
+pub fn run_target(args: &TargetArgs) -> Exit {
+    let interrupt = match Interrupt::install() {
+        Ok(interrupt) => interrupt,
+        Err(error) => {
+            eprintln!("Ctrl-C cannot be handled: {error}");
+            return Exit::Environment;
+        }
+    };
+    match target::serve(args, &interrupt) {
+        Ok(()) => Exit::Ok,
+        Err(TargetError::Interrupted) => Exit::Interrupted,
+        Err(error) => {
+            eprintln!("{error}");
+            match error {
+                TargetError::Memory(_) => Exit::Usage,
+                _ => Exit::Environment,
+            }
+        }
+    }
+}
+
+/// `kvx bench-worker`.
+#[must_use]
+pub fn run_worker() -> Exit {
+    let report = Environment::recommended().apply_single_threaded();
+    if report.outcome != EnvironmentOutcome::Applied {
+        tracing::warn!("{report}");
+    }
+    let served = Parent::attach()
+        .map_err(WorkerError::from)
+        .and_then(|mut parent| worker::serve(&mut parent));
+    match served {
+        Ok(()) => Exit::Ok,
+        Err(error) => {
+            tracing::error!("{error}");
+            Exit::CheckFailed
+        }
+    }
+}
