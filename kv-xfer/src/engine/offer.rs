@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::error::OfferError;
 use crate::clock::MonoTime;
 use crate::descriptor::{ClusterKey, RemoteBlocks, Ticket};
@@ -20,6 +22,15 @@ pub struct Offer {
     pub(super) peer: PeerKey,
     pub(super) ticket: Arc<Ticket>,
     pub(super) arrived: MonoTime,
+    compared: Arc<Mutex<Option<Compared>>>,
+}
+
+/// What is known of one prompt's hashes: the first `count` are those of the ticket. A chained hash
+/// stands for all before it, so the last of them names the prompt's list.
+#[derive(Debug, Clone, Copy)]
+struct Compared {
+    count: usize,
+    last: BlockHash,
 }
 
 impl Offer {
@@ -48,6 +59,7 @@ impl Offer {
             peer: PeerKey { addr, rank },
             ticket: Arc::new(ticket),
             arrived: now,
+            compared: Arc::default(),
         })
     }
 
@@ -73,14 +85,34 @@ impl Offer {
     /// counts say.
     #[must_use]
     pub fn matching_blocks(&self, hashes: &[BlockHash]) -> usize {
-        matching_prefix(hashes, &self.ticket.hashes)
+        let count = matching_prefix(hashes, &self.ticket.hashes);
+        self.remember(hashes, count);
+        count
     }
 
-    /// Whether the first `count` blocks hold the tokens that `hashes` stand for.
+    fn remember(&self, hashes: &[BlockHash], count: usize) {
+        if let Some(last) = count.checked_sub(1).and_then(|at| hashes.get(at)) {
+            *self.compared.lock() = Some(Compared { count, last: *last });
+        }
+    }
+
+    /// Whether the first `count` blocks hold the tokens that `hashes` stand for. Costs nothing when
+    /// that was found out before, for a decision say.
     pub(super) fn matches_first(&self, hashes: &[BlockHash], count: usize) -> bool {
-        match (hashes.get(..count), self.ticket.hashes.get(..count)) {
+        let known = *self.compared.lock();
+        if let Some(known) = known
+            && count <= known.count
+            && known.count.checked_sub(1).and_then(|at| hashes.get(at)) == Some(&known.last)
+        {
+            return true;
+        }
+        let matches = match (hashes.get(..count), self.ticket.hashes.get(..count)) {
             (Some(ours), Some(theirs)) => ours == theirs,
             _ => false,
+        };
+        if matches {
+            self.remember(hashes, count);
         }
+        matches
     }
 }

@@ -419,6 +419,13 @@ impl OwnedBlocks {
     /// Splits off the blocks from `at` on (none when there are fewer). Both parts stay claimed.
     pub fn split_off(&mut self, at: usize) -> Self {
         let at = at.min(self.ids.len());
+        if at == self.ids.len() {
+            return Self {
+                runs: Box::default(),
+                ids: Vec::new(),
+                pool: Arc::clone(&self.pool),
+            };
+        }
         let split = Self {
             runs: self
                 .runs
