@@ -41,7 +41,8 @@ fn skipped(test: &str) -> bool {
 }
 
 fn report(output: &Output) -> BenchReport {
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stderr) + &text(&output.stdout);
+    assert!(output.status.success(), "{said}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
