@@ -376,7 +376,7 @@ fn a_silent_visitor_is_not_waited_for() {
     if skipped("a_silent_visitor_is_not_waited_for") {
         return;
     }
-    let target = Target::start(&["--idle", "1"]);
+    let target = Target::start(&["--idle", "6"]);
     let (silent, _reader) = target.connect();
     target.serves();
     // One that says something and then no more.
