@@ -41,7 +41,8 @@ fn skipped(test: &str) -> bool {
 }
 
 fn report(output: &Output) -> BenchReport {
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stderr) + &text(&output.stdout);
+    assert!(output.status.success(), "{said}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -375,7 +376,7 @@ fn a_silent_visitor_is_not_waited_for() {
     if skipped("a_silent_visitor_is_not_waited_for") {
         return;
     }
-    let target = Target::start(&["--idle", "1"]);
+    let target = Target::start(&["--idle", "6"]);
     let (silent, _reader) = target.connect();
     target.serves();
     // One that says something and then no more.

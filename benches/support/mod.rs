@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kvx::bench::PEER_VARIABLE;
-use kvx::bench::contender::Group;
+use kvx::bench::contender::{Contender, Group};
 use kvx::bench::team::{Surroundings, Team};
 use kvx::proc::Interrupt;
 
@@ -84,9 +84,7 @@ pub fn run(criterion: &mut Criterion, bench: &str, groups: &[Group], peer: Optio
         let _ = team.part();
     }
     for missing in absent {
-        eprintln!(
-            "absent: {:?} {}: {}",
-            missing.who, missing.setting, missing.why
-        );
+        let name = Contender::new(missing.who, &missing.setting).name();
+        eprintln!("absent: {name}: {}", missing.why);
     }
 }

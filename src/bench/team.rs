@@ -1,6 +1,7 @@
 //! The processes of one group: a holder and a reader for every participant, of which only one pair
 //! runs at a time.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ pub struct Team {
     freezes: bool,
     absent: Vec<Absent>,
     fabric: Option<String>,
+    /// What holders have answered to cases.
+    told: HashMap<(Option<usize>, String), Option<Value>>,
 }
 
 impl Team {
@@ -76,6 +79,7 @@ impl Team {
             freezes: false,
             absent: Vec::new(),
             fabric: None,
+            told: HashMap::new(),
         };
         let cards = match &around.peer {
             Some(peer) => team.remote_holder(group, peer, around)?,
@@ -275,13 +279,24 @@ impl Team {
     /// # Errors
     /// [`BenchError`].
     pub fn tell(&mut self, index: usize, case: &Case) -> Result<(), BenchError> {
-        self.awake(index, |holder, reader| {
+        // A holder that several have in common is told once: a second time would end the lease of
+        // the first.
+        let holder = self.pairs.get(index).map(|pair| pair.holder);
+        let mut told = std::mem::take(&mut self.told);
+        let done = self.awake(index, |link, reader| {
             for (name, lists) in case.read_names().into_iter().zip(&case.reads) {
-                let ticket = holder.case(name.clone(), lists.clone(), None)?;
+                let key = (holder, name.clone());
+                let ticket = match told.get(&key) {
+                    Some(ticket) => ticket.clone(),
+                    None => link.case(name.clone(), lists.clone(), None)?,
+                };
+                told.insert(key, ticket.clone());
                 reader.case(name, lists.clone(), ticket)?;
             }
             Ok(())
-        })
+        });
+        self.told = told;
+        done
     }
 
     /// Has one pair do a case, all its reads together.
