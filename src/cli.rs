@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use kv_xfer::layout::Preset;
 
+use crate::bench::cli::BenchCommand;
+
 /// How `kvx` ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -52,6 +54,9 @@ pub enum Command {
     /// Replay conversations between a decode and a prefill process, and check every byte read
     #[command(after_help = DEMO_HELP)]
     Demo(DemoArgs),
+    /// Measure what reads cost
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,

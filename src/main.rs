@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
-use kvx::{demo, runtime};
+use kvx::{bench, demo, runtime};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         .init();
     let exit = match cli.command {
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(command) => bench::cli::run(&command),
         Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),
