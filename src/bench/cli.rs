@@ -8,6 +8,7 @@ use nixl_sys::Environment;
 
 use super::fixture::BenchError;
 use super::holders;
+use super::latency::{self, LatencySize};
 use super::row::BenchReport;
 use super::scale::{self, ScaleSize};
 use crate::cli::Exit;
@@ -16,6 +17,8 @@ use crate::proc::{Interrupt, ProcError};
 /// The benches.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
+    /// What a read costs beyond its bytes, beside NIXL alone
+    Latency(LatencyArgs),
     /// One reader and very many holders, reads and leases
     Scale(ScaleArgs),
     /// The processes of the holders
@@ -33,6 +36,44 @@ pub struct OutputArgs {
     /// Write a report and plots into this folder, too
     #[arg(long, value_name = "FOLDER")]
     pub report: Option<PathBuf>,
+}
+
+/// Arguments of `kvx bench latency`.
+#[derive(Debug, Clone, Args)]
+pub struct LatencyArgs {
+    /// Where the results go
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Reads of one block of each shape
+    #[arg(long, value_name = "N", default_value_t = 2000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub samples: u32,
+
+    /// How long nothing is done before the first read after idling [default: 60, with --quick 2]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub idle: Option<u64>,
+
+    /// Smaller pools and a shorter pause
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl LatencyArgs {
+    fn size(&self) -> LatencySize {
+        let (idle, large_blocks, contact_blocks, random_blocks) = if self.quick {
+            (2, 160, 2000, 2048)
+        } else {
+            (60, 1600, 100_000, 16_384)
+        };
+        LatencySize {
+            samples: self.samples,
+            idle: Duration::from_secs(self.idle.unwrap_or(idle)),
+            large_blocks,
+            contact_blocks,
+            random_blocks,
+        }
+    }
 }
 
 /// Arguments of `kvx bench scale`.
@@ -67,6 +108,10 @@ pub struct ScaleArgs {
 #[must_use]
 pub fn run(command: &BenchCommand) -> Exit {
     match command {
+        BenchCommand::Latency(args) => {
+            let size = args.size();
+            measured(&args.output, |interrupt| latency::measure(&size, interrupt))
+        }
         BenchCommand::Scale(args) => {
             let size = ScaleSize {
                 peers: args.peers,

@@ -144,6 +144,20 @@ pub fn fill(pool: &KvPool, seed: u64, blocks: impl Iterator<Item = u32>) -> Resu
     Ok(())
 }
 
+/// Overwrites claimed blocks with what no holder has.
+///
+/// # Errors
+/// [`BenchError::Access`].
+pub fn scribble(blocks: &mut OwnedBlocks) -> Result<(), BenchError> {
+    let nothing = vec![0xee; block_bytes(blocks.pool())];
+    for region in 0..regions(blocks.pool()) {
+        for index in 0..blocks.len() {
+            blocks.write_at(index, region as usize, 0, &nothing)?;
+        }
+    }
+    Ok(())
+}
+
 /// How many bytes of a claimed block are not those of the holder's block `remote`.
 ///
 /// # Errors
@@ -203,7 +217,11 @@ pub fn start(
 ) -> Result<Engine, BenchError> {
     let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
     configure(&mut config);
-    Ok(Engine::start(config, Arc::clone(pool), Arc::clone(transport))?)
+    Ok(Engine::start(
+        config,
+        Arc::clone(pool),
+        Arc::clone(transport),
+    )?)
 }
 
 /// Believes a holder's description.

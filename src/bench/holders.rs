@@ -345,7 +345,12 @@ impl Process {
                 first,
                 shape,
                 max_leases,
-            } => self.start(&name, first..first.saturating_add(engines), &shape, max_leases),
+            } => self.start(
+                &name,
+                first..first.saturating_add(engines),
+                &shape,
+                max_leases,
+            ),
             ToHolders::Offer { engine, blocks } => self.offer(engine, &blocks),
             ToHolders::Usage => Ok(FromHolders::Usage(Usage::now())),
             ToHolders::Account => {

@@ -59,7 +59,11 @@ impl Granting<'_> {
         Ok((leased.lease, took))
     }
 
-    fn grant_many(&mut self, count: u32, ttl: Duration) -> Result<(Vec<LeaseId>, Times), BenchError> {
+    fn grant_many(
+        &mut self,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<(Vec<LeaseId>, Times), BenchError> {
         let mut leases = Vec::with_capacity(count as usize);
         let mut times = Vec::with_capacity(count as usize);
         for _ in 0..count {
@@ -133,7 +137,9 @@ pub fn run(engine: &Engine, count: u32) -> Result<LeaseCosts, BenchError> {
         thread::sleep(BEAT);
     }
     lost += live.len() as u64;
-    let spread = first.map_or(Duration::ZERO, |first| last.saturating_duration_since(first));
+    let spread = first.map_or(Duration::ZERO, |first| {
+        last.saturating_duration_since(first)
+    });
     let each = f64::from(count.max(1));
     let pair = |times: &Times| [times.median(), times.quantile(0.99)];
     Ok(LeaseCosts {

@@ -1,7 +1,7 @@
 //! Many reads in flight at once, from one thread: each is submitted again as soon as it has ended.
 
-use std::sync::Arc;
 use std::future::Future;
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -121,14 +121,12 @@ impl<'a> Load<'a> {
     /// # Errors
     /// [`BenchError::Access`].
     pub fn scribble(&mut self) -> Result<(), BenchError> {
-        for blocks in self.lanes.iter_mut().filter_map(|lane| lane.blocks.as_mut()) {
-            let pool = Arc::clone(blocks.pool());
-            for (at, (region, geometry)) in (0..blocks.len())
-                .flat_map(|at| pool.regions().iter().enumerate().map(move |r| (at, r)))
-            {
-                let nothing = vec![0xee; usize::try_from(geometry.block_len).unwrap_or(0)];
-                blocks.write_at(at, region, 0, &nothing)?;
-            }
+        for blocks in self
+            .lanes
+            .iter_mut()
+            .filter_map(|lane| lane.blocks.as_mut())
+        {
+            super::fixture::scribble(blocks)?;
         }
         Ok(())
     }

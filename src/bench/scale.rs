@@ -82,7 +82,9 @@ pub fn measure(size: &ScaleSize, interrupt: &Interrupt) -> Result<BenchReport, B
     rows.push(returned);
     rows.push(resources(&fresh, &met, quarantined));
     rows.push(leases(size, interrupt)?);
-    let ok = rows.iter().all(|row| row.more.get("ok").is_none_or(|ok| ok == true));
+    let ok = rows
+        .iter()
+        .all(|row| row.more.get("ok").is_none_or(|ok| ok == true));
     Ok(BenchReport {
         bench: "scale".to_owned(),
         machine,
@@ -112,11 +114,23 @@ impl Site {
         while first < size.peers {
             let end = size.peers.min(first.saturating_add(PER_PROCESS));
             let name = format!("holders-{first}");
-            holders.push(Holders::start(&name, first..end, shape(HOLDER_BLOCKS), 64, interrupt)?);
+            holders.push(Holders::start(
+                &name,
+                first..end,
+                shape(HOLDER_BLOCKS),
+                64,
+                interrupt,
+            )?);
             first = end;
         }
         let other = size.peers..size.peers.saturating_add(1);
-        holders.push(Holders::start("holder-other", other, shape(HOLDER_BLOCKS), 64, interrupt)?);
+        holders.push(Holders::start(
+            "holder-other",
+            other,
+            shape(HOLDER_BLOCKS),
+            64,
+            interrupt,
+        )?);
 
         let blocks = fixture::shuffled(HOLDER_BLOCKS, 1);
         let reader_blocks = size.reads.saturating_mul(READ_BLOCKS).saturating_add(1);
@@ -139,7 +153,9 @@ impl Site {
         for (at, process) in holders.iter().enumerate().rev() {
             for n in 0..process.engines() {
                 if !engine.connect(process.address(n)?) {
-                    return Err(BenchError::OutOfTurn("the engine is too busy to meet peers"));
+                    return Err(BenchError::OutOfTurn(
+                        "the engine is too busy to meet peers",
+                    ));
                 }
             }
             if at + 1 == holders.len() {
@@ -216,7 +232,11 @@ impl Site {
         // Once for everything to have been used, and for the memory that this takes.
         load.run(Instant::now() + size.busy / 4)?;
         let before = Usage::now();
-        let holders_before = self.holders.iter_mut().map(Holders::usage).collect::<Result<Vec<_>, _>>()?;
+        let holders_before = self
+            .holders
+            .iter_mut()
+            .map(Holders::usage)
+            .collect::<Result<Vec<_>, _>>()?;
         let over = AtomicBool::new(false);
         let this = &*self;
         let (done, busy, peak) = thread::scope(|scope| {
@@ -240,7 +260,11 @@ impl Site {
         });
         let (done, busy, peak) = (done?, busy?, peak?);
         let after = Usage::now();
-        let holders_after = self.holders.iter_mut().map(Holders::usage).collect::<Result<Vec<_>, _>>()?;
+        let holders_after = self
+            .holders
+            .iter_mut()
+            .map(Holders::usage)
+            .collect::<Result<Vec<_>, _>>()?;
         let wrong = self.check(&mut load)?;
         drop(load);
         let mut fan = fan_in_row(size, &done, &before, &after, peak);
@@ -258,7 +282,10 @@ impl Site {
         fan.verified = wrong == 0;
         hold(&mut fan, "ok", wrong == 0 && done.failed == 0);
         let idle_row = idle.row("one-block", "idle");
-        let mut busy_row = busy.row("one-block", &format!("{} reads from {} peers", size.reads, size.peers));
+        let mut busy_row = busy.row(
+            "one-block",
+            &format!("{} reads from {} peers", size.reads, size.peers),
+        );
         let ratio = busy.total().quantile(0.99) / idle.total().quantile(0.99).max(1e-3);
         tell(&mut busy_row, "p99_to_idle", ratio);
         hold(&mut busy_row, "p99_within_3x", ratio <= 3.0);
@@ -276,7 +303,11 @@ impl Site {
             };
             let seed = SEED.wrapping_add(lane.peer as u64);
             for at in 0..blocks.len() {
-                let remote = self.blocks.get(lane.first + at).copied().unwrap_or(u32::MAX);
+                let remote = self
+                    .blocks
+                    .get(lane.first + at)
+                    .copied()
+                    .unwrap_or(u32::MAX);
                 wrong += fixture::wrong_bytes(blocks, at, seed, remote)?;
             }
         }
@@ -288,7 +319,12 @@ fn fan_in_row(size: &ScaleSize, done: &Done, before: &Usage, after: &Usage, peak
     let case = format!("fan-in-{}-peers-{}-reads", size.peers, size.reads);
     let mut row = blank(case, Who::KvXfer, "");
     let peers = done.bytes.len().saturating_sub(1);
-    let each: Times = done.bytes.iter().take(peers).map(|bytes| *bytes as f64).collect();
+    let each: Times = done
+        .bytes
+        .iter()
+        .take(peers)
+        .map(|bytes| *bytes as f64)
+        .collect();
     let bytes: u64 = done.bytes.iter().sum();
     let mean = bytes as f64 / peers.max(1) as f64;
     let took = done.took.as_secs_f64().max(1e-6);
@@ -316,7 +352,11 @@ fn fan_in_row(size: &ScaleSize, done: &Done, before: &Usage, after: &Usage, peak
         "memory_flat",
         peak.max(after.resident).saturating_sub(before.resident) < FLAT,
     );
-    tell(&mut row, "reader_cpu_percent", after.percent_since(before, done.took));
+    tell(
+        &mut row,
+        "reader_cpu_percent",
+        after.percent_since(before, done.took),
+    );
     row
 }
 
@@ -476,7 +516,11 @@ fn leases(size: &ScaleSize, interrupt: &Interrupt) -> Result<Row, BenchError> {
         tell(&mut row, &format!("{name}_p99_us"), p99);
     }
     tell(&mut row, "expire_us", costs.expire_us);
-    tell(&mut row, "grant_while_expiring_max_us", costs.grant_while_expiring_max_us);
+    tell(
+        &mut row,
+        "grant_while_expiring_max_us",
+        costs.grant_while_expiring_max_us,
+    );
     tell(&mut row, "bytes_each", costs.bytes_each);
     tell(&mut row, "lost", costs.lost as f64);
     hold(&mut row, "ok", costs.lost == 0);

@@ -13,7 +13,10 @@ pub struct Times(Vec<f64>);
 
 impl FromIterator<Duration> for Times {
     fn from_iter<I: IntoIterator<Item = Duration>>(times: I) -> Self {
-        times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect()
+        times
+            .into_iter()
+            .map(|time| time.as_secs_f64() * 1e6)
+            .collect()
     }
 }
 
