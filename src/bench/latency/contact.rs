@@ -69,12 +69,6 @@ fn first_read(
         let (timing, bad) = pair.read(0, 1, true)?;
         cold.take(timing);
         wrong += bad;
-        // The same steps again, one by one, by an agent of the bench's own.
-        let name = format!("steps-{blocks}-{round}");
-        let address = pair.holders.address(0)?;
-        let (bare, meeting) = Bare::meet(&name, transport, pair.engine.pool(), &address)?;
-        bare.end()?;
-        meetings.push(meeting);
         pair.end()?;
 
         let pair = Pair::start(
@@ -88,6 +82,15 @@ fn first_read(
         let (timing, bad) = pair.read(0, 1, true)?;
         warm.take(timing);
         wrong += bad;
+        pair.end()?;
+
+        // The steps of a meeting, one by one, by an agent of the bench's own.
+        let name = format!("steps-{blocks}-{round}");
+        let pair = Pair::start(&name, shape, transport, interrupt)?;
+        let address = pair.holders.address(0)?;
+        let (bare, meeting) = Bare::meet(&name, transport, pair.engine.pool(), &address)?;
+        bare.end()?;
+        meetings.push(meeting);
         pair.end()?;
     }
     let mut row = cold.row(&case, "no connect before");
