@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kv_xfer::clock::SystemClock;
@@ -105,12 +106,25 @@ impl Bare {
             words: card.lease_words.base,
             landing: words.region().base,
         };
-        bare.read_word()?;
+        bare.connect()?;
         lap(&mut meeting.first);
         let encoded = encode_reply(&card, None, &CardLimits::default());
         let encoded = encoded.map_err(|e: CardFault| BenchError::Holder(e.to_string()))?;
         meeting.card_bytes = encoded.len();
         Ok((bare, meeting))
+    }
+
+    /// Reads a word, and sleeps between polls: making the connection takes a while, and the peer may
+    /// need this processor for it.
+    fn connect(&mut self) -> Result<(), BenchError> {
+        let post = self.agent.post_read(&self.peer, Ends::HOST, &[self.word()]);
+        let (mut request, mut progress) = post.map_err(|fault| fault.error)?;
+        while progress == Progress::Pending {
+            thread::sleep(Duration::from_micros(100));
+            progress = self.agent.poll(&mut request).map_err(|fault| fault.error)?;
+        }
+        self.agent.discard(request);
+        Ok(())
     }
 
     /// The descriptors that an engine would post for these blocks, in its order.
@@ -194,12 +208,15 @@ impl Bare {
     /// # Errors
     /// [`BenchError::Transport`].
     pub fn read_word(&mut self) -> Result<BareTiming, BenchError> {
-        let word = Descriptor {
+        self.read(&[self.word()], 1)
+    }
+
+    fn word(&self) -> Descriptor {
+        Descriptor {
             remote: self.words,
             local: self.landing,
             len: 8,
-        };
-        self.read(&[word], 1)
+        }
     }
 
     /// Destroys the agent.
