@@ -72,3 +72,17 @@ pub fn shuffled(blocks: u32, seed: u64) -> Vec<BlockId> {
 }
 
 pub const US: Duration = Duration::from_micros(1);
+
+/// What the benches over NIXL do first. In a process of holders, which is this program again, it
+/// serves and ends; without NIXL it says so and ends.
+pub fn prepare() {
+    let arguments: Vec<_> = std::env::args().skip(1).take(2).collect();
+    if arguments == ["bench", kvx::bench::holders::COMMAND] {
+        std::process::exit(kvx::bench::holders::serve() as i32);
+    }
+    let _ = nixl_sys::Environment::recommended().apply_single_threaded();
+    if let Err(error) = kvx::runtime::resolve() {
+        println!("skipped: {error}");
+        std::process::exit(0);
+    }
+}

@@ -9,6 +9,7 @@ use nixl_sys::Environment;
 use super::fixture::BenchError;
 use super::holders;
 use super::latency::{self, LatencySize};
+use super::report;
 use super::row::BenchReport;
 use super::scale::{self, ScaleSize};
 use crate::cli::Exit;
@@ -151,12 +152,22 @@ fn measured(
             return Exit::Environment;
         }
     };
-    match serde_json::to_string_pretty(&report) {
-        Ok(json) => println!("{json}"),
-        Err(error) => {
-            eprintln!("the report cannot be written: {error}");
-            return Exit::CheckFailed;
+    if let Some(folder) = &output.report
+        && let Err(error) = report::write_report(folder, &report)
+    {
+        eprintln!("{error}");
+        return Exit::CheckFailed;
+    }
+    if output.json {
+        match serde_json::to_string_pretty(&report) {
+            Ok(json) => println!("{json}"),
+            Err(error) => {
+                eprintln!("the report cannot be written: {error}");
+                return Exit::CheckFailed;
+            }
         }
+    } else {
+        print!("{}", report::to_markdown(&report));
     }
     if report.ok {
         Exit::Ok

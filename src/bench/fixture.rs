@@ -264,7 +264,7 @@ mod tests {
         fill(&pool, 1, 0..5).unwrap();
         let owned = pool.claim(vec![BlockId(3)]).unwrap();
         assert_eq!(wrong_bytes(&owned, 0, 1, 3).unwrap(), 0);
-        assert!(wrong_bytes(&owned, 0, 1, 2).unwrap() > 200);
+        assert!(wrong_bytes(&owned, 0, 1, 2).unwrap() > 100);
     }
 
     #[test]

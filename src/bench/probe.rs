@@ -94,7 +94,8 @@ impl Probes {
         row.submit_us = submits.median();
         row.submit_max_us = submits.max();
         let mut row = timed(row, &self.total());
-        let parts: [(&str, fn(&Timing) -> Duration); 5] = [
+        type Part = fn(&Timing) -> Duration;
+        let parts: [(&str, Part); 5] = [
             ("queued", |t| t.report.queued),
             ("posting", |t| t.report.posting),
             ("checking", |t| t.report.checking),

@@ -97,7 +97,8 @@ fn first_read(
     row.verified = wrong == 0;
     let card = meetings.iter().map(|m| m.card_bytes).max().unwrap_or(0);
     tell(&mut row, "card_bytes", card as f64);
-    let parts: [(&str, fn(&Meeting) -> Duration); 6] = [
+    type Step = fn(&Meeting) -> Duration;
+    let parts: [(&str, Step); 6] = [
         ("card", |m| m.card),
         ("pair", |m| m.pair),
         ("open_agent", |m| m.open),
