@@ -1,6 +1,6 @@
 //! What a descriptor of 1,500 blocks costs to write and to read: `kv_transfer_params` as JSON, with a
 //! sealed ticket.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Budgets, US};
+use common::Budgets;
 use criterion::Criterion;
 use kv_xfer::transport::nixl::BackendConfig;
 use kvx::bench::bare::Bare;
@@ -77,7 +77,6 @@ fn one_block(c: &mut Criterion, budgets: &mut Budgets) {
         pair.end().unwrap();
     }
     group.finish();
-    let _ = US;
 }
 
 fn main() {

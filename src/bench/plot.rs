@@ -5,10 +5,12 @@ mod canvas;
 mod comparison;
 mod latency;
 
+use std::collections::BTreeSet;
+
 use thiserror::Error;
 
 use super::report::machine;
-use super::row::BenchReport;
+use super::row::{BenchReport, Row};
 
 pub use bandwidth::ReadCase;
 
@@ -55,6 +57,18 @@ pub fn draw_all(report: &BenchReport) -> Result<Vec<Plot>, PlotError> {
         }
     }
     Ok(plots)
+}
+
+/// The how-many-th setting of its participant a row has, in all of the report: the same in every plot.
+fn variant(report: &BenchReport, row: &Row) -> usize {
+    let settings: BTreeSet<&str> = report
+        .rows
+        .iter()
+        .filter(|other| other.who == row.who)
+        .map(|other| other.setting.as_str())
+        .collect();
+    let at = settings.iter().position(|setting| *setting == row.setting);
+    at.unwrap_or(0)
 }
 
 #[cfg(test)]

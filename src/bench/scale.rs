@@ -35,6 +35,8 @@ const READ_BLOCKS: u32 = 8;
 const PROBE_PAUSE: Duration = Duration::from_millis(1);
 /// One-block reads on an idle engine.
 const IDLE_PROBES: u32 = 1000;
+/// How long nothing is done, to see what waiting costs.
+const REST: Duration = Duration::from_secs(1);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// What counts as flat: growth of resident memory over the load, bytes.
@@ -213,10 +215,25 @@ impl Site {
         Ok(probes)
     }
 
+    /// Percent of a processor that the reader and all holders use while nothing is done.
+    fn resting(&mut self) -> Result<[f64; 2], BenchError> {
+        let start = Instant::now();
+        let reader = Usage::now();
+        let before = usages(&mut self.holders)?;
+        thread::sleep(REST);
+        let reader = Usage::now().percent_since(&reader, start.elapsed());
+        let after = usages(&mut self.holders)?;
+        let passed = start.elapsed();
+        let each = after.iter().zip(&before);
+        let holders = each.map(|(after, before)| after.percent_since(before, passed));
+        Ok([reader, holders.sum()])
+    }
+
     /// One-block reads while nothing else is going on, then beside reads from all peers.
     fn fan_in(&mut self, size: &ScaleSize) -> Result<[Row; 3], BenchError> {
         let never = AtomicBool::new(false);
         self.probe(50, Duration::ZERO, &never)?;
+        let resting = self.resting()?;
         let idle = self.probe(IDLE_PROBES, PROBE_PAUSE, &never)?;
         let peers = self.offers.len().saturating_sub(1);
         let lanes = (0..size.reads)
@@ -232,11 +249,7 @@ impl Site {
         // Once for everything to have been used, and for the memory that this takes.
         load.run(Instant::now() + size.busy / 4)?;
         let before = Usage::now();
-        let holders_before = self
-            .holders
-            .iter_mut()
-            .map(Holders::usage)
-            .collect::<Result<Vec<_>, _>>()?;
+        let holders_before = usages(&mut self.holders)?;
         let over = AtomicBool::new(false);
         let this = &*self;
         let (done, busy, peak) = thread::scope(|scope| {
@@ -260,11 +273,7 @@ impl Site {
         });
         let (done, busy, peak) = (done?, busy?, peak?);
         let after = Usage::now();
-        let holders_after = self
-            .holders
-            .iter_mut()
-            .map(Holders::usage)
-            .collect::<Result<Vec<_>, _>>()?;
+        let holders_after = usages(&mut self.holders)?;
         let wrong = self.check(&mut load)?;
         drop(load);
         let mut fan = fan_in_row(size, &done, &before, &after, peak);
@@ -281,7 +290,14 @@ impl Site {
         tell(&mut fan, "wrong_bytes", wrong as f64);
         fan.verified = wrong == 0;
         hold(&mut fan, "ok", wrong == 0 && done.failed == 0);
-        let idle_row = idle.row("one-block", "idle");
+        let mut idle_row = idle.row("one-block", "idle");
+        let engines = self.offers.len() as f64;
+        tell(&mut idle_row, "reader_cpu_percent", resting[0]);
+        tell(
+            &mut idle_row,
+            "holder_cpu_percent_each",
+            resting[1] / engines,
+        );
         let mut busy_row = busy.row(
             "one-block",
             &format!("{} reads from {} peers", size.reads, size.peers),
@@ -313,6 +329,10 @@ impl Site {
         }
         Ok(wrong)
     }
+}
+
+fn usages(holders: &mut [Holders]) -> Result<Vec<Usage>, BenchError> {
+    holders.iter_mut().map(Holders::usage).collect()
 }
 
 fn fan_in_row(size: &ScaleSize, done: &Done, before: &Usage, after: &Usage, peak: u64) -> Row {

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::PlotError;
 use super::canvas::{Canvas, GREY, LINE, PALE, Scale, Side, color, drawable, short};
+use super::{PlotError, variant};
 use crate::bench::report::who;
 use crate::bench::row::{BenchReport, Row, Who};
 
@@ -52,13 +52,16 @@ fn bytes(bytes: f64) -> String {
 
 type Points = BTreeMap<u64, f64>;
 
+/// A line: who, in which of its settings, and its name.
+type Series = (Who, usize, String);
+
 pub(super) fn draw(
     report: &BenchReport,
     title: &str,
     note: &str,
 ) -> Result<Option<String>, PlotError> {
     // Order of blocks → participant → points.
-    let mut panels: BTreeMap<String, BTreeMap<(Who, String), Points>> = BTreeMap::new();
+    let mut panels: BTreeMap<String, BTreeMap<Series, Points>> = BTreeMap::new();
     let mut sizes = BTreeSet::new();
     for row in report.rows.iter().filter(|row| drawable(row.gbps)) {
         let Some(case) = ReadCase::parse(&row.case).filter(|case| case.block_bytes > 0) else {
@@ -66,14 +69,14 @@ pub(super) fn draw(
         };
         sizes.insert(case.block_bytes);
         let lines = panels.entry(case.order).or_default();
-        let points = lines.entry(key(row)).or_default();
+        let points = lines.entry(series_of(report, row)).or_default();
         points.insert(case.block_bytes, row.gbps);
     }
     // One size is no curve: the comparison shows it.
     if sizes.len() < 2 {
         return Ok(None);
     }
-    let series: BTreeSet<(Who, String)> = panels
+    let series: BTreeSet<Series> = panels
         .values()
         .flat_map(|lines| lines.keys().cloned())
         .collect();
@@ -102,7 +105,7 @@ pub(super) fn draw(
         for (who, points) in lines {
             let at = |(size, gbps): (&u64, &f64)| (x.at(*size as f64), y.at(*gbps));
             let path: Vec<_> = points.iter().map(at).collect();
-            let color = color(who.0, variant(&series, who));
+            let color = color(who.0, who.1);
             if who.0 == Who::OneDescriptor {
                 canvas.dashed(path, color, 2)?;
             } else {
@@ -116,7 +119,7 @@ pub(super) fn draw(
     let top = size.1 - legend + 10;
     for (who, n) in series.iter().zip(0..) {
         let y = top + n * LINE;
-        let color = color(who.0, variant(&series, who));
+        let color = color(who.0, who.1);
         let path = vec![(LEFT, y), (LEFT + 34, y)];
         if who.0 == Who::OneDescriptor {
             canvas.dashed(path, color, 2)?;
@@ -124,32 +127,18 @@ pub(super) fn draw(
             canvas.line(path, color, 2)?;
             canvas.dot((LEFT + 17, y), 4, color)?;
         }
-        canvas.label((LEFT + 44, y), &who.1, Side::Left)?;
+        canvas.label((LEFT + 44, y), &who.2, Side::Left)?;
     }
     canvas.finish()?;
     Ok(Some(svg))
 }
 
-fn key(row: &Row) -> (Who, String) {
-    let name = who(row);
-    let ceiling = row.who == Who::OneDescriptor && row.setting.is_empty();
-    (
-        row.who,
-        if ceiling {
-            format!("{name}: the ceiling")
-        } else {
-            name
-        },
-    )
-}
-
-/// The how-many-th of its participant.
-fn variant(series: &BTreeSet<(Who, String)>, who: &(Who, String)) -> usize {
-    series
-        .iter()
-        .filter(|other| other.0 == who.0)
-        .position(|other| other == who)
-        .unwrap_or(0)
+fn series_of(report: &BenchReport, row: &Row) -> Series {
+    let mut name = who(row);
+    if row.who == Who::OneDescriptor && row.setting.is_empty() {
+        name.push_str(": the ceiling");
+    }
+    (row.who, variant(report, row), name)
 }
 
 fn panel(

@@ -1,9 +1,7 @@
 //! Bars: the median time of every participant, case by case, with the shortest and the longest.
 
-use std::collections::BTreeSet;
-
-use super::PlotError;
 use super::canvas::{Canvas, GREY, LINE, PALE, Scale, Side, color, drawable, time};
+use super::{PlotError, variant};
 use crate::bench::report::who;
 use crate::bench::row::{BenchReport, Row};
 
@@ -43,14 +41,19 @@ pub(super) fn draw(
     let canvas = Canvas::new(&mut svg, (LEFT + WIDTH + 130, height), title, note)?;
     let mut top = TOP;
     for (case, rows) in &cases {
-        panel(&canvas, case, rows, top)?;
+        panel(&canvas, report, (case, rows), top)?;
         top += count(rows.len()) * BAR + AROUND;
     }
     canvas.finish()?;
     Ok(Some(svg))
 }
 
-fn panel(canvas: &Canvas<'_>, case: &str, rows: &[&Row], top: i32) -> Result<(), PlotError> {
+fn panel(
+    canvas: &Canvas<'_>,
+    report: &BenchReport,
+    (case, rows): (&str, &[&Row]),
+    top: i32,
+) -> Result<(), PlotError> {
     let longest = |row: &&Row| {
         if drawable(row.max_ms) {
             row.max_ms.max(row.median_ms)
@@ -70,13 +73,9 @@ fn panel(canvas: &Canvas<'_>, case: &str, rows: &[&Row], top: i32) -> Result<(),
         canvas.line(vec![(at, first), (at, bottom)], PALE, 1)?;
         canvas.note((at, bottom + 12), &time(tick * 1e3), Side::Middle)?;
     }
-    let mut seen = BTreeSet::new();
     for (row, n) in rows.iter().zip(0..) {
         let middle = first + n * BAR + BAR / 2;
-        let variant = (0..)
-            .find(|variant| seen.insert((row.who, *variant)))
-            .unwrap_or(0);
-        let color = color(row.who, variant);
+        let color = color(row.who, variant(report, row));
         let end = x.at(row.median_ms);
         canvas.filled([(LEFT, middle - 8), (end, middle + 8)], color, 0.85)?;
         let mut far = end;

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::PlotError;
 use super::canvas::{Canvas, GREY, LINE, PALE, Scale, Side, color, drawable, time};
+use super::{PlotError, variant};
 use crate::bench::report::{percentile, who};
 use crate::bench::row::{BenchReport, Row};
 
@@ -42,7 +42,11 @@ pub(super) fn draw(
     let size = (LEFT + WIDTH + 60, bottom + 60);
     let canvas = Canvas::new(&mut svg, size, title, note)?;
     let of = |row: &&Row| DOTS.map(|(name, _)| percentile(row, name));
-    let x = Scale::log(rows.iter().flat_map(of), (LEFT, LEFT + WIDTH));
+    let first = |row: &&Row| histogram(row).first().map_or(0.0, |bucket| bucket.0);
+    let x = Scale::log(
+        rows.iter().flat_map(of).chain(rows.iter().map(first)),
+        (LEFT, LEFT + WIDTH),
+    );
     for tick in x.ticks() {
         let at = x.at(tick);
         canvas.line(vec![(at, TOP), (at, bottom)], PALE, 1)?;
@@ -54,7 +58,7 @@ pub(super) fn draw(
     canvas.note((LEFT, TOP - 24), legend, Side::Left)?;
     for (row, n) in rows.iter().zip(0..) {
         let base = TOP + (n + 1) * STRIP - 12;
-        let color = color(row.who, 0);
+        let color = color(row.who, variant(report, row));
         let counts = histogram(row);
         let most = counts.iter().fold(0.0, |a: f64, b| a.max(b.1));
         for (end, count) in counts {
