@@ -61,14 +61,19 @@ pub fn draw_all(report: &BenchReport) -> Result<Vec<Plot>, PlotError> {
 
 /// The how-many-th setting of its participant a row has, in all of the report: the same in every plot.
 fn variant(report: &BenchReport, row: &Row) -> usize {
-    let settings: BTreeSet<&str> = report
+    // The default first.
+    let key = |row: &Row| {
+        let special = !matches!(row.setting.as_str(), "" | "engine");
+        (special, special.then(|| row.setting.clone()))
+    };
+    let settings: BTreeSet<_> = report
         .rows
         .iter()
         .filter(|other| other.who == row.who)
-        .map(|other| other.setting.as_str())
+        .map(key)
         .collect();
-    let at = settings.iter().position(|setting| *setting == row.setting);
-    at.unwrap_or(0)
+    let own = key(row);
+    settings.iter().position(|one| *one == own).unwrap_or(0)
 }
 
 #[cfg(test)]

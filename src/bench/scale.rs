@@ -36,7 +36,7 @@ const PROBE_PAUSE: Duration = Duration::from_millis(1);
 /// One-block reads on an idle engine.
 const IDLE_PROBES: u32 = 1000;
 /// How long nothing is done, to see what waiting costs.
-const REST: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_secs(2);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// What counts as flat: growth of resident memory over the load, bytes.
@@ -217,6 +217,8 @@ impl Site {
 
     /// Percent of a processor that the reader and all holders use while nothing is done.
     fn resting(&mut self) -> Result<[f64; 2], BenchError> {
+        // What has just been used is tended more often for a while.
+        thread::sleep(REST);
         let start = Instant::now();
         let reader = Usage::now();
         let before = usages(&mut self.holders)?;

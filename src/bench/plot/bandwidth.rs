@@ -62,18 +62,24 @@ pub(super) fn draw(
 ) -> Result<Option<String>, PlotError> {
     // Order of blocks → participant → points.
     let mut panels: BTreeMap<String, BTreeMap<Series, Points>> = BTreeMap::new();
-    let mut sizes = BTreeSet::new();
     for row in report.rows.iter().filter(|row| drawable(row.gbps)) {
         let Some(case) = ReadCase::parse(&row.case).filter(|case| case.block_bytes > 0) else {
             continue;
         };
-        sizes.insert(case.block_bytes);
         let lines = panels.entry(case.order).or_default();
         let points = lines.entry(series_of(report, row)).or_default();
         points.insert(case.block_bytes, row.gbps);
     }
     // One size is no curve: the comparison shows it.
-    if sizes.len() < 2 {
+    let sizes_of = |lines: &BTreeMap<Series, Points>| -> BTreeSet<u64> {
+        lines
+            .values()
+            .flat_map(|points| points.keys().copied())
+            .collect()
+    };
+    panels.retain(|_, lines| sizes_of(lines).len() > 1);
+    let sizes: BTreeSet<u64> = panels.values().flat_map(sizes_of).collect();
+    if panels.is_empty() {
         return Ok(None);
     }
     let series: BTreeSet<Series> = panels

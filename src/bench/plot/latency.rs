@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use super::PlotError;
 use super::canvas::{Canvas, GREY, LINE, PALE, Scale, Side, color, drawable, time};
-use super::{PlotError, variant};
 use crate::bench::report::{percentile, who};
 use crate::bench::row::{BenchReport, Row};
 
@@ -58,7 +58,7 @@ pub(super) fn draw(
     canvas.note((LEFT, TOP - 24), legend, Side::Left)?;
     for (row, n) in rows.iter().zip(0..) {
         let base = TOP + (n + 1) * STRIP - 12;
-        let color = color(row.who, variant(report, row));
+        let color = color(row.who, 0);
         let counts = histogram(row);
         let most = counts.iter().fold(0.0, |a: f64, b| a.max(b.1));
         for (end, count) in counts {
