@@ -2,10 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use super::holders;
+use super::latency::LatencySize;
 use super::row::Who;
+use super::scale::ScaleSize;
 
 /// Arguments of `kvx bench`.
 #[derive(Debug, Clone, Args)]
@@ -24,7 +28,28 @@ pub enum BenchKind {
     /// The same reads by others: NIXL's Python package, its authors' Rust crate, Mooncake
     #[command(after_help = COMPARE_HELP)]
     Compare(CompareArgs),
+    /// What a read costs beyond its bytes, beside NIXL alone
+    #[command(after_help = LATENCY_HELP)]
+    Latency(LatencyArgs),
+    /// One reader and very many holders, reads and leases
+    #[command(after_help = SCALE_HELP)]
+    Scale(ScaleArgs),
+    /// The processes of the holders
+    #[command(name = holders::COMMAND, hide = true)]
+    Holders,
 }
+
+const LATENCY_HELP: &str = "\
+Examples:
+  kvx bench latency                   some two minutes, one of them idle
+  kvx bench latency --quick --json    smaller pools, as one JSON object
+  kvx bench latency --out report      a page and plots, too";
+
+const SCALE_HELP: &str = "\
+Examples:
+  kvx bench scale                     64 peers, 1,000 reads in flight, 100,000 leases
+  kvx bench scale --peers 4 --reads 64 --seconds 10
+  kvx bench scale --json - | jq '.rows[] | [.case, .more]'";
 
 const READ_HELP: &str = "\
 Examples:
@@ -45,16 +70,24 @@ Examples:
   kvx bench compare --json - | jq '.rows[] | [.case, .who, .setting, .median_ms]'
 Participants that cannot run here are listed with their own error; that is no failure.";
 
-/// What all benches know.
+/// Where the results go.
 #[derive(Debug, Clone, Args)]
-pub struct CommonArgs {
+pub struct OutputArgs {
     /// Write one JSON object to a file, or to stdout (and nothing else there)
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
 
-    /// Also write the object and the table into this folder
+    /// Also write the object, the text, a page and plots into this folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+/// What benches of cases know.
+#[derive(Debug, Clone, Args)]
+pub struct CommonArgs {
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 
     /// Rounds that count
     #[arg(long, value_name = "N", default_value_t = 9,
@@ -108,6 +141,87 @@ pub struct CompareArgs {
     /// What all benches know.
     #[command(flatten)]
     pub common: CommonArgs,
+}
+
+/// Arguments of `kvx bench latency`.
+#[derive(Debug, Clone, Args)]
+pub struct LatencyArgs {
+    /// Where the results go
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Reads of one block of each shape
+    #[arg(long, value_name = "N", default_value_t = 2000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub samples: u32,
+
+    /// How long nothing is done before the first read after idling [default: 60, with --quick 2]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub idle: Option<u64>,
+
+    /// Smaller pools and a shorter pause
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl LatencyArgs {
+    /// How large the bench is.
+    #[must_use]
+    pub fn size(&self) -> LatencySize {
+        let (idle, large_blocks, contact_blocks, random_blocks) = if self.quick {
+            (2, 160, 2000, 2048)
+        } else {
+            (60, 1600, 100_000, 16_384)
+        };
+        LatencySize {
+            samples: self.samples,
+            idle: Duration::from_secs(self.idle.unwrap_or(idle)),
+            large_blocks,
+            contact_blocks,
+            random_blocks,
+        }
+    }
+}
+
+/// Arguments of `kvx bench scale`.
+#[derive(Debug, Clone, Args)]
+pub struct ScaleArgs {
+    /// Where the results go
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Holder engines that are read from at once
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub peers: u32,
+
+    /// Reads in flight
+    #[arg(long, value_name = "N", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub reads: u32,
+
+    /// Leases of one holder
+    #[arg(long, value_name = "N", default_value_t = 100_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub leases: u32,
+
+    /// For how long the reads are kept up
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+}
+
+impl ScaleArgs {
+    /// How large the bench is.
+    #[must_use]
+    pub fn size(&self) -> ScaleSize {
+        ScaleSize {
+            peers: self.peers,
+            reads: self.reads,
+            leases: self.leases,
+            busy: Duration::from_secs(self.seconds),
+        }
+    }
 }
 
 /// Arguments of `kvx target`.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::control::ControlError;
+use super::fixture;
+use super::report::ReportError;
 use super::worker::WorkerError;
 use crate::proc::ProcError;
 
@@ -37,6 +39,12 @@ pub enum BenchError {
     /// A layout that cannot be had.
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// What is measured in this process.
+    #[error(transparent)]
+    Here(#[from] fixture::BenchError),
+    /// A report could not be written.
+    #[error(transparent)]
+    Report(#[from] ReportError),
     /// Nothing is left to be measured.
     #[error("no case is left; --cases, --who or --max-bytes leave nothing to be measured")]
     Nothing,
@@ -57,7 +65,9 @@ impl BenchError {
     pub fn is_interrupt(&self) -> bool {
         matches!(
             self,
-            Self::Proc(ProcError::Interrupted) | Self::Control(ControlError::Interrupted)
+            Self::Proc(ProcError::Interrupted)
+                | Self::Control(ControlError::Interrupted)
+                | Self::Here(fixture::BenchError::Proc(ProcError::Interrupted))
         )
     }
 }

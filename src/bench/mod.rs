@@ -2,23 +2,37 @@
 //! the same read.
 
 pub mod args;
+pub mod bare;
 pub mod cases;
 pub mod compare;
 pub mod contender;
 pub mod control;
 pub mod error;
 pub mod fabric;
+pub mod fixture;
 pub mod foreign;
 pub mod freeze;
+pub mod here;
+pub mod holders;
+pub mod latency;
+pub mod lease_trial;
 pub mod link;
+pub mod load;
 pub mod machine;
 pub mod models;
+pub mod pair;
 pub mod pattern;
+pub mod plot;
+pub mod probe;
 pub mod proto;
 pub mod provision;
 pub mod read;
+pub mod report;
 pub mod row;
+pub mod rows;
 pub mod run;
+pub mod scale;
+pub mod stats;
 pub mod table;
 pub mod target;
 pub mod team;
@@ -30,7 +44,7 @@ use std::path::Path;
 
 use nixl_sys::{Environment, EnvironmentOutcome};
 
-use self::args::{BenchArgs, BenchKind, CommonArgs, ReadArgs, TargetArgs};
+use self::args::{BenchArgs, BenchKind, CommonArgs, OutputArgs, ReadArgs, TargetArgs};
 use self::contender::Group;
 use self::error::BenchError;
 use self::fabric::FabricReport;
@@ -53,6 +67,14 @@ const QUICK_ROUNDS: u32 = 3;
 /// `kvx bench`.
 #[must_use]
 pub fn run(args: &BenchArgs) -> Exit {
+    match &args.bench {
+        BenchKind::Holders => return holders::serve(),
+        // These read in this process: NIXL and UCX look at the variables, and there are no threads yet.
+        BenchKind::Latency(_) | BenchKind::Scale(_) => {
+            tracing::debug!("{}", Environment::recommended().apply_single_threaded());
+        }
+        BenchKind::Read(_) | BenchKind::Compare(_) => {}
+    }
     if let Err(error) = runtime::resolve() {
         eprintln!("{error}");
         return Exit::Environment;
@@ -64,15 +86,28 @@ pub fn run(args: &BenchArgs) -> Exit {
             return Exit::Environment;
         }
     };
-    let (common, done) = match &args.bench {
-        BenchKind::Read(read) => (&read.common, run_read(read, &interrupt)),
+    let (output, done) = match &args.bench {
+        BenchKind::Read(read) => (&read.common.output, run_read(read, &interrupt)),
         BenchKind::Compare(compare) => {
             let common = &compare.common;
             let groups = compare::groups(common.quick, common.max_bytes, common.seed);
-            (common, measure("compare", groups, common, None, &interrupt))
+            let done = measure("compare", groups, common, None, &interrupt);
+            (&common.output, done)
         }
+        BenchKind::Latency(latency) => {
+            let report = latency::measure(&latency.size(), &interrupt);
+            (
+                &latency.output,
+                report.map(Measured::of).map_err(Into::into),
+            )
+        }
+        BenchKind::Scale(scale) => {
+            let report = scale::measure(&scale.size(), &interrupt);
+            (&scale.output, report.map(Measured::of).map_err(Into::into))
+        }
+        BenchKind::Holders => return Exit::Usage,
     };
-    let done = done.and_then(|measured| publish(&measured, common).map(|()| measured));
+    let done = done.and_then(|measured| publish(&measured, output).map(|()| measured));
     match done {
         Ok(measured) if measured.report.ok => Exit::Ok,
         Ok(_) => Exit::CheckFailed,
@@ -84,7 +119,9 @@ pub fn run(args: &BenchArgs) -> Exit {
             eprintln!("{error}");
             match error {
                 BenchError::Nothing | BenchError::Worker(WorkerError::Setting(_)) => Exit::Usage,
-                BenchError::File { .. } => Exit::Environment,
+                BenchError::File { .. } | BenchError::Here(fixture::BenchError::Nixl(_)) => {
+                    Exit::Environment
+                }
                 _ => Exit::CheckFailed,
             }
         }
@@ -111,6 +148,22 @@ struct Measured {
     /// The fabric of both nodes, where there are two.
     head: String,
     report: BenchReport,
+}
+
+impl Measured {
+    fn of(report: BenchReport) -> Self {
+        let head = String::new();
+        Self { head, report }
+    }
+
+    /// For people.
+    fn text(&self) -> String {
+        let Self { head, report } = self;
+        match report.bench.as_str() {
+            "read" | "compare" => format!("{head}{}", table::to_text(report)),
+            _ => format!("{head}{}", report::to_markdown(report)),
+        }
+    }
 }
 
 /// Runs what the arguments leave of some groups.
@@ -182,28 +235,27 @@ fn chosen(groups: Vec<Group>, common: &CommonArgs) -> Vec<Group> {
 }
 
 /// Prints and writes what was asked for.
-fn publish(measured: &Measured, common: &CommonArgs) -> Result<(), BenchError> {
+fn publish(measured: &Measured, output: &OutputArgs) -> Result<(), BenchError> {
     let Measured { head, report } = measured;
     let json = serde_json::to_string_pretty(report).unwrap_or_default() + "\n";
-    let text = format!("{head}{}", table::to_text(report));
-    match &common.json {
+    match &output.json {
         Some(path) if path.as_os_str() == "-" => {
             eprint!("{head}");
             print!("{json}");
         }
         Some(path) => {
             write(path, &json)?;
-            print!("{text}");
+            print!("{}", measured.text());
         }
-        None => print!("{text}"),
+        None => print!("{}", measured.text()),
     }
-    if let Some(folder) = &common.out {
-        fs::create_dir_all(folder).map_err(|source| BenchError::File {
-            path: folder.clone(),
-            source,
-        })?;
+    if let Some(folder) = &output.out {
+        report::write_report(folder, report)?;
         write(&folder.join(format!("{}.json", report.bench)), &json)?;
-        write(&folder.join(format!("{}.txt", report.bench)), &text)?;
+        write(
+            &folder.join(format!("{}.txt", report.bench)),
+            &measured.text(),
+        )?;
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ fn start(
     let name = format!("bench-{name}-{}", std::process::id());
     let mut config = EngineConfig::new(EngineId::new(name)?, MODEL);
     config.tp_size = pool.layout().tp();
-    config.reader = start.settings.reader()?;
+    config.reader = start.settings.reader();
     change(&mut config);
     let engine = Engine::start(config, Arc::clone(&pool), Arc::clone(&transport))?;
     bare::describe(&transport, about);
@@ -196,7 +196,7 @@ impl EngineReader {
         let (engine, pool, _) = start("reader", args, about, |config| {
             config.dial = DialPolicy::configured_only([peer]);
         })?;
-        about.insert("lanes".into(), args.settings.lanes.unwrap_or(1).into());
+        about.insert("lanes".into(), args.settings.reader().lanes.into());
         Ok(Self {
             engine,
             pool,

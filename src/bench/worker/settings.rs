@@ -73,15 +73,12 @@ impl Settings {
     }
 
     /// How the engine reads.
-    ///
-    /// # Errors
-    /// [`WorkerError::Setting`] for more lanes than this build's engine has.
-    pub fn reader(&self) -> Result<ReaderConfig, WorkerError> {
-        match self.lanes {
-            None | Some(1) => Ok(ReaderConfig::default()),
-            Some(lanes) => Err(WorkerError::Setting(format!(
-                "{lanes} lanes are asked for; this build's engine reads over one"
-            ))),
+    #[must_use]
+    pub fn reader(&self) -> ReaderConfig {
+        let default = ReaderConfig::default();
+        ReaderConfig {
+            lanes: self.lanes.unwrap_or(default.lanes),
+            ..default
         }
     }
 
@@ -205,7 +202,7 @@ mod tests {
         let error = parse(json!({"memory": "cuda:0"})).unwrap_err().to_string();
         assert!(error.contains("no GPU pools"), "{error}");
         assert!(parse(json!({"who": "nobody"})).is_err());
-        assert!(parse(json!({"lanes": 4})).unwrap().reader().is_err());
+        assert_eq!(parse(json!({"lanes": 4})).unwrap().reader().lanes, 4);
         assert!(parse(json!({"unknown": [1]})).is_ok());
     }
 }

@@ -1,27 +1,22 @@
-//! What the pure parts cost: the lease table, the decision and the plan. No transport, no threads.
-//!
-//! The sizes are those of the budgets: 100,000 leases, 1,500 blocks to decide about, and 105,024
-//! (region, block) pairs to plan: 64 regions of 1,641 blocks, a 26,000-token prompt in blocks of 16.
+//! What the lease table costs with 100,000 leases in it. No transport, no threads.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use std::collections::HashMap;
+mod common;
+
 use std::hint::black_box;
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkGroup, Criterion, criterion_group};
 use kv_xfer::clock::MonoTime;
-use kv_xfer::identity::{BlockHash, matching_prefix};
 use kv_xfer::ids::{BlockId, RequestId, WordSlot};
-use kv_xfer::layout::{MemKind, RegionGeometry, RegionPair};
+use kv_xfer::layout::{MemKind, RegionGeometry};
 use kv_xfer::lease::{EndedLease, Grant, LeaseConfig, LeaseTable, NewLease};
 use kv_xfer::memory::ControlWords;
-use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits};
-use kv_xfer::policy::{DecisionInput, decide};
-use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use common::{Budgets, US};
 
 type Group<'a> = BenchmarkGroup<'a, criterion::measurement::WallTime>;
 
@@ -129,8 +124,16 @@ impl Leases {
     }
 }
 
-/// Runs `chunk`, which times `CHUNK` operations, until there are enough.
-fn per_op(group: &mut Group<'_>, name: &str, mut chunk: impl FnMut() -> Duration) {
+/// Runs `chunk`, which times `CHUNK` operations, until there are enough; then holds one operation
+/// against its budget.
+fn per_op(
+    group: &mut Group<'_>,
+    budgets: &mut Budgets,
+    name: &str,
+    mut chunk: impl FnMut() -> Duration,
+) {
+    let budget = format!("lease/{name}, of 100,000");
+    budgets.spent(&budget, US, || chunk() / CHUNK);
     group.bench_function(name, |b| {
         b.iter_custom(|iters| {
             let chunks = iters.div_ceil(u64::from(CHUNK));
@@ -144,8 +147,9 @@ fn per_op(group: &mut Group<'_>, name: &str, mut chunk: impl FnMut() -> Duration
 fn lease(c: &mut Criterion) {
     let mut group = c.benchmark_group("lease");
     group.measurement_time(Duration::from_secs(3));
+    let mut budgets = Budgets::default();
     let mut t = Leases::new();
-    per_op(&mut group, "grant", || {
+    per_op(&mut group, &mut budgets, "grant", || {
         let new = t.requests(CHUNK);
         let start = Instant::now();
         t.grant(new);
@@ -158,7 +162,7 @@ fn lease(c: &mut Criterion) {
         t.retire(ended);
         took
     });
-    per_op(&mut group, "renew", || {
+    per_op(&mut group, &mut budgets, "renew", || {
         let picked = t.pick();
         t.now = t.now + Duration::from_micros(1);
         let start = Instant::now();
@@ -169,7 +173,7 @@ fn lease(c: &mut Criterion) {
         t.granted.extend(picked);
         took
     });
-    per_op(&mut group, "release", || {
+    per_op(&mut group, &mut budgets, "release", || {
         let picked = t.pick();
         let start = Instant::now();
         let ended: Vec<_> = picked
@@ -181,7 +185,7 @@ fn lease(c: &mut Criterion) {
         t.refill();
         took
     });
-    per_op(&mut group, "release_by_request", || {
+    per_op(&mut group, &mut budgets, "release_by_request", || {
         let names: Vec<_> = t
             .pick()
             .iter()
@@ -197,7 +201,7 @@ fn lease(c: &mut Criterion) {
         t.refill();
         took
     });
-    per_op(&mut group, "retire", || {
+    per_op(&mut group, &mut budgets, "retire", || {
         let ended: Vec<_> = t
             .pick()
             .iter()
@@ -212,7 +216,7 @@ fn lease(c: &mut Criterion) {
     drop(t);
     // Leases that all fall due together, at a time before everybody else's.
     let mut t = Leases::new();
-    per_op(&mut group, "expire", || {
+    per_op(&mut group, &mut budgets, "expire", || {
         let keep = t.granted.len();
         let mut new = t.requests(CHUNK);
         for one in &mut new {
@@ -229,109 +233,8 @@ fn lease(c: &mut Criterion) {
         took
     });
     group.finish();
+    budgets.print("lease");
 }
 
-fn decision(c: &mut Criterion) {
-    let mut group = c.benchmark_group("decide");
-    let hashes: Vec<BlockHash> = {
-        let mut rng = ChaCha8Rng::seed_from_u64(2);
-        (0..1500).map(|_| BlockHash(rng.random())).collect()
-    };
-    let remote = hashes.clone();
-    let blocks = shuffled(1500, 3);
-    let input = DecisionInput {
-        remote_tokens: 24_000,
-        prompt_tokens: 30_000,
-        lease_remaining: Some(Duration::from_secs(400)),
-        ..DecisionInput::new(NonZeroU32::new(16).unwrap())
-    };
-    group.bench_function("bare", |b| b.iter(|| decide(black_box(&input))));
-    group.bench_function("1500_blocks", |b| {
-        b.iter(|| {
-            let inside = black_box(&blocks).iter().all(|b| b.0 < 1500);
-            let matched = matching_prefix(black_box(&hashes), black_box(&remote));
-            decide(&DecisionInput {
-                matched_tokens: matched as u64 * 16,
-                peer_ok: inside,
-                ..input
-            })
-        });
-    });
-    group.finish();
-}
-
-fn shuffled(blocks: u32, seed: u64) -> Vec<BlockId> {
-    let mut ids: Vec<_> = (0..blocks).map(BlockId).collect();
-    ids.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
-    ids
-}
-
-fn regions(count: u64) -> Vec<RegionPair> {
-    let one = |i| RegionPair {
-        remote_base: i << 33,
-        remote_stride: 8192,
-        local_base: (i + 100) << 33,
-        local_stride: 8192,
-        len: 8192,
-        layer: u32::try_from(i).unwrap(),
-        remote_mem: MemKind::Vram,
-        remote_device: 0,
-        local_mem: MemKind::Vram,
-        local_device: 0,
-    };
-    (0..count).map(one).collect()
-}
-
-fn plan(c: &mut Criterion) {
-    let mut group = c.benchmark_group("plan");
-    let up = |n| (0..n).map(BlockId).collect::<Vec<_>>();
-    let down = |n| (0..n).rev().map(BlockId).collect::<Vec<_>>();
-    // No two blocks follow each other on both sides, the remote ones in no order.
-    let strided = |n: u32| {
-        (0..n)
-            .map(|b| BlockId((b * 2) % n + u32::from(b * 2 >= n)))
-            .collect()
-    };
-    let cases: HashMap<&str, (Vec<BlockId>, Vec<BlockId>, u64)> = HashMap::from([
-        ("worst_64x1641", (shuffled(1641, 4), shuffled(1641, 5), 64)),
-        (
-            "worst_1x105024",
-            (shuffled(105_024, 4), shuffled(105_024, 5), 1),
-        ),
-        ("ordered_64x1640", (up(1640), strided(1640), 64)),
-        ("contiguous_64x1641", (up(1641), up(1641), 64)),
-        ("reversed_64x1641", (down(1641), down(1641), 64)),
-        ("contiguous_1x105024", (up(105_024), up(105_024), 1)),
-    ]);
-    let mut names: Vec<_> = cases.keys().copied().collect();
-    names.sort_unstable();
-    for name in names {
-        let (remote, local, count) = &cases[name];
-        let pairs = regions(*count);
-        let blocks = u32::try_from(remote.len()).unwrap();
-        let input = PlanInput {
-            remote_blocks: remote,
-            local_blocks: local,
-            pairs: &pairs,
-            remote_block_count: blocks,
-            local_block_count: blocks,
-            limits: PlanLimits::default(),
-        };
-        group.throughput(Throughput::Elements(u64::from(blocks) * count));
-        let mut out = Vec::with_capacity(1024);
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                let plan = Plan::new(black_box(input)).unwrap();
-                let mut cursor = Cursor::default();
-                while let Some(info) = plan.next_window(&mut cursor, 1024, u64::MAX, &mut out) {
-                    black_box((info, &out));
-                }
-                plan
-            });
-        });
-    }
-    group.finish();
-}
-
-criterion_group!(benches, lease, decision, plan);
-criterion_main!(benches);
+criterion_group!(benches, lease);
+criterion::criterion_main!(benches);
