@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput, criterion_group};
 use kv_xfer::descriptor::BlockRuns;
 use kv_xfer::ids::BlockId;
 use kv_xfer::layout::{MemKind, RegionPair};
-use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits};
+use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits, RunsInput};
 use kv_xfer::transport::Descriptor;
 
 use common::{Budgets, US, shuffled};
@@ -102,7 +102,7 @@ fn budgets(cases: &HashMap<&str, (Vec<BlockId>, Vec<BlockId>, u64)>) {
             cut(remote, local, &pairs, &mut out)
         });
     }
-    // As the engine does it: ids out of the runs of a descriptor.
+    // As the engine does it: by runs. Windows are cut as they are posted, and follow the bytes.
     let pairs = regions(64);
     let mut first = None;
     for blocks in [1_000, 10_000, 100_000, 150_000_u32] {
@@ -113,8 +113,15 @@ fn budgets(cases: &HashMap<&str, (Vec<BlockId>, Vec<BlockId>, u64)>) {
         let start = std::time::Instant::now();
         while spent.len() < 3 || start.elapsed().as_millis() < 200 {
             let start = std::time::Instant::now();
-            let remote: Vec<_> = runs.iter().collect();
-            black_box(cut(&remote, &ids, &pairs, &mut out));
+            let input = RunsInput {
+                remote_blocks: &runs,
+                local_blocks: &runs,
+                pairs: &pairs,
+                remote_block_count: blocks,
+                local_block_count: blocks,
+                limits: PlanLimits::default(),
+            };
+            black_box(Plan::from_runs(black_box(input)).unwrap());
             spent.push(start.elapsed());
         }
         spent.sort();

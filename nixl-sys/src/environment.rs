@@ -109,8 +109,8 @@ impl Environment {
                 "5s",
                 "a cut TCP connection is otherwise noticed after 15 minutes",
             )
-            .with("UCX_TCP_TX_SEG_SIZE", "64K", "faster reads over TCP")
-            .with("UCX_TCP_RX_SEG_SIZE", "128K", "faster reads over TCP")
+            .with("UCX_TCP_TX_SEG_SIZE", "256K", "faster reads over TCP")
+            .with("UCX_TCP_RX_SEG_SIZE", "256K", "faster reads over TCP")
             .with(
                 "UCX_CMA_TX_QUOTA",
                 "256",

@@ -32,6 +32,7 @@ fn over_tcp() -> Vec<Contender> {
 fn over_ucx() -> Vec<Contender> {
     vec![
         Contender::new(Who::KvXfer, ""),
+        Contender::new(Who::KvXfer, "1 lane"),
         Contender::new(Who::OneDescriptor, ""),
         Contender::new(Who::OneDescriptor, SAME_DESCRIPTORS),
         Contender::new(Who::NixlPython, PROGRESS_THREAD),

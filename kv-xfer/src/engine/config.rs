@@ -21,7 +21,8 @@ pub struct ReaderConfig {
     pub window_descriptors: usize,
     /// Most bytes in one posted window, for the same reason when descriptors are large.
     pub window_bytes: u64,
-    /// Windows of one read in flight at once in each lane, so that asynchronous transports stay busy.
+    /// Windows of one read in flight at once in each lane, so that asynchronous transports stay busy:
+    /// eight of 64 descriptors are the 256 for each of the two EFA devices beside a GPU.
     pub windows_in_flight: usize,
     /// Threads that post: the driver and one less of helper lanes. A large read is spread over them,
     /// through an agent of its own in each, where posting moves the bytes within the call, as it does
@@ -59,7 +60,7 @@ impl Default for ReaderConfig {
             active: 1024,
             window_descriptors: 64,
             window_bytes: 1 << 20,
-            windows_in_flight: 4,
+            windows_in_flight: 8,
             lanes: 2,
             wide_peers: 16,
             max_descriptor_bytes: DEFAULT_MAX_DESCRIPTOR_BYTES,
