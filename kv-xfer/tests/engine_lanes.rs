@@ -15,6 +15,7 @@ use kv_xfer::transport::sim::Behaviour;
 fn lanes(lanes: usize) -> Pair {
     let pair = pair_with(|config| {
         config.reader.lanes = lanes;
+        config.reader.spare_agents = 0;
         config.reader.window_descriptors = 2;
         config.reader.max_descriptor_bytes = 1;
         config.reader.abandon_after = Duration::from_millis(20);
@@ -26,11 +27,9 @@ fn lanes(lanes: usize) -> Pair {
 /// The agents that read in helper lanes.
 fn helpers(pair: &Pair) -> Vec<AgentName> {
     let mut agents = pair.fabric.agents();
+    let number = |name: &AgentName| name.as_str().split("/read-").nth(1).map(str::to_owned);
     agents.retain(|name| {
-        name.as_str()
-            .split("/read-")
-            .nth(1)
-            .is_some_and(|n| n.contains('-'))
+        number(name).is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()) && n.contains('-'))
     });
     agents
 }

@@ -44,6 +44,9 @@ pub struct ReaderConfig {
     /// Threads that meet peers in parallel, and as many again for peers that could not be met last
     /// time.
     pub connect_threads: usize,
+    /// Agents that are opened ahead, so that meeting a peer takes some 20 ms less. Each costs as much
+    /// as one that is in use.
+    pub spare_agents: usize,
     /// An agent that has been idle for this long is destroyed.
     pub idle_peer: Duration,
     /// How long the driver spins for a completion before it yields.
@@ -68,6 +71,7 @@ impl Default for ReaderConfig {
             connect_timeout: Duration::from_secs(5),
             max_peers: 64,
             connect_threads: 4,
+            spare_agents: 1,
             idle_peer: Duration::from_secs(300),
             spin: Duration::from_micros(200),
             linger: Duration::from_micros(50),

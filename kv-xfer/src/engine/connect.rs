@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender};
+use crossbeam::channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 
 use super::clocks::Clocks;
@@ -159,6 +159,33 @@ pub(crate) struct LocalSide {
     pub clocks: Arc<Clocks>,
 }
 
+impl LocalSide {
+    /// A name that no other agent has.
+    fn agent_name(&self, what: &str) -> Result<AgentName, NameError> {
+        AgentName::new(format!(
+            "{}/{}/{}/{what}",
+            self.engine, self.rank, self.incarnation
+        ))
+    }
+
+    /// An agent that can read into the pool, from no one yet.
+    fn open_agent<T: Transport>(
+        &self,
+        transport: &T,
+        name: &AgentName,
+    ) -> Result<T::Agent, TransportError> {
+        let mut agent = transport.open_agent(name, AgentRole::Read)?;
+        let pool = Arc::clone(&self.pool);
+        agent.register(
+            pool.regions(),
+            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
+        )?;
+        let landing = Arc::clone(&self.landing);
+        agent.register(&[landing.region()], Arc::new(landing))?;
+        Ok(agent)
+    }
+}
+
 /// How a meeting ended.
 #[derive(Debug)]
 pub(crate) enum Met<A: Agent> {
@@ -251,6 +278,13 @@ impl Workers {
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
         let lanes = [("meet", errands), ("retry", retries)];
+        let (ahead, spares) = bounded(config.spare_agents);
+        if config.spare_agents > 0 {
+            let (transport, local) = (Arc::clone(transport), Arc::clone(local));
+            threads.push(thread("kvx-spare".into()).spawn(move || {
+                open_ahead(transport.as_ref(), local.as_ref(), &ahead);
+            })?);
+        }
         // The words after those of reads.
         let mut probes = config.active..;
         let count = config.connect_threads;
@@ -263,6 +297,7 @@ impl Workers {
                 clock: Arc::clone(clock),
                 next_link: Arc::clone(&next_link),
                 probe: WordSlot(probes.next().unwrap_or(u32::MAX)),
+                spares: spares.clone(),
             };
             let (errands, events) = (errands.clone(), events.clone());
             threads.push(
@@ -351,6 +386,21 @@ impl Releasing {
     }
 }
 
+/// Opens agents before they are needed, until nobody can need one any more.
+fn open_ahead<T: Transport>(transport: &T, local: &LocalSide, ahead: &Sender<T::Agent>) {
+    for n in 1_u64.. {
+        let agent = local
+            .agent_name(&format!("read-ahead-{n}"))
+            .ok()
+            .and_then(|name| local.open_agent(transport, &name).ok());
+        // Whoever needs one opens it then, and hears why it fails.
+        let Some(agent) = agent else { return };
+        if ahead.send(agent).is_err() {
+            return;
+        }
+    }
+}
+
 struct Meeting<T: Transport> {
     transport: Arc<T>,
     cards: Arc<dyn CardSource>,
@@ -359,6 +409,8 @@ struct Meeting<T: Transport> {
     next_link: Arc<AtomicU64>,
     /// The word into which it reads to reach a peer.
     probe: WordSlot,
+    /// Agents that have been opened ahead.
+    spares: Receiver<T::Agent>,
 }
 
 impl<T: Transport> Meeting<T> {
@@ -406,7 +458,9 @@ impl<T: Transport> Meeting<T> {
         let mut agents = Vec::with_capacity(*count);
         for lane in 1..=*count {
             let agent = self
+                .local
                 .agent_name(&format!("read-{link}-{lane}"))
+                .map_err(ConnectError::Name)
                 .and_then(|name| {
                     self.open(&name, metadata, peer, words, *until)
                         .map_err(ConnectError::Transport)
@@ -420,19 +474,6 @@ impl<T: Transport> Meeting<T> {
             }
         }
         agents
-    }
-
-    /// A name that no other agent has.
-    fn agent_name(&self, what: &str) -> Result<AgentName, ConnectError> {
-        let LocalSide {
-            engine,
-            incarnation,
-            rank,
-            ..
-        } = &*self.local;
-        Ok(AgentName::new(format!(
-            "{engine}/{rank}/{incarnation}/{what}"
-        ))?)
     }
 
     fn meet(
@@ -467,7 +508,7 @@ impl<T: Transport> Meeting<T> {
             .min()
             .unwrap_or(0);
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
-        let name = self.agent_name(&format!("read-{id}"))?;
+        let name = self.local.agent_name(&format!("read-{id}"))?;
         let agent = self
             .open(
                 &name,
@@ -505,14 +546,10 @@ impl<T: Transport> Meeting<T> {
         words: &RegionGeometry,
         until: MonoTime,
     ) -> Result<T::Agent, TransportError> {
-        let mut agent = self.transport.open_agent(name, AgentRole::Read)?;
-        let pool = Arc::clone(&self.local.pool);
-        agent.register(
-            pool.regions(),
-            Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
-        )?;
-        let landing = Arc::clone(&self.local.landing);
-        agent.register(&[landing.region()], Arc::new(landing))?;
+        let mut agent = match self.spares.try_recv() {
+            Ok(agent) => agent,
+            Err(_) => self.local.open_agent(self.transport.as_ref(), name)?,
+        };
         agent.load_peer(metadata, peer)?;
         let remote = words.block_addr(BlockId(0));
         let local = self

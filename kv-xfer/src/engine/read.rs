@@ -223,6 +223,15 @@ impl<R> ActiveRead<R> {
             })
     }
 
+    /// Whether it takes a quarter of a window at most.
+    pub(crate) fn is_tiny(&self, config: &ReaderConfig) -> bool {
+        let descriptors = self.plan.as_ref().map_or(0, |(plan, _)| plan.descriptors());
+        let cost = descriptors
+            .saturating_mul(DESCRIPTOR_COST)
+            .saturating_add(self.report.bytes);
+        cost <= config.window_bytes / 4 && self.is_short(config)
+    }
+
     /// What it is waiting for, in words.
     pub(crate) fn phase_name(&self) -> &'static str {
         match self.phase {

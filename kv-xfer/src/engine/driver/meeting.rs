@@ -2,14 +2,19 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::{Driver, MAX_TROUBLES};
 use crate::clock::MonoTime;
 use crate::engine::connect::{ConnectError, Errand, Met, Teardown};
 use crate::engine::error::ReadError;
+use crate::engine::link::Link;
 use crate::engine::read::Env;
 use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, PeerState, Want};
 use crate::transport::{Agent, Transport};
+
+/// How often links are looked at for one that is to be tended.
+const TEND_PAUSE: Duration = Duration::from_micros(200);
 
 impl<T: Transport> Driver<T> {
     pub(super) fn on_met(
@@ -256,20 +261,36 @@ impl<T: Transport> Driver<T> {
             .any(|place| self.read(*place).is_some_and(|r| r.link == Some(id)))
     }
 
-    /// Lets sent notices leave, and parts from peers that have been idle for long.
+    /// Lets sent notices leave, and parts from peers that have been idle for long: one link at a time,
+    /// so that no read waits for all of them.
     pub(super) fn tend_links(&mut self, now: MonoTime) {
-        let mut ignored = Vec::new();
+        if self.tend_next > now {
+            return;
+        }
         let mut idle = None;
+        let mut due: Option<&mut Link<T::Agent>> = None;
+        let mut next = now + TEND_PAUSE;
         for link in self.links.values_mut() {
-            if link.tend_at() <= now {
-                // A reader is sent no messages; taking them is what lets the agent progress.
-                let _ = link.agent.notifications(&mut ignored);
-                link.tended = now;
-            }
             if link.used + self.config.idle_peer <= now {
                 idle = Some(link.id);
             }
+            let at = link.tend_at();
+            if at > now {
+                continue;
+            }
+            if due.is_some() {
+                next = now;
+            }
+            if due.as_ref().is_none_or(|other| at < other.tend_at()) {
+                due = Some(link);
+            }
         }
+        if let Some(link) = due {
+            // A reader is sent no messages; taking them is what lets the agent progress.
+            let _ = link.agent.notifications(&mut Vec::new());
+            link.tended = now;
+        }
+        self.tend_next = next;
         if let Some(id) = idle
             && !self.uses_link(id)
         {

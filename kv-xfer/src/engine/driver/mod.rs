@@ -144,6 +144,10 @@ pub(crate) struct Driver<T: Transport> {
     next_fence: u64,
     /// Reads with windows to be cut, peer by peer.
     turns: Vec<PeerTurns>,
+    /// Reads that are so small that they need not wait for a turn.
+    tiny: VecDeque<usize>,
+    /// The last window was of one of them.
+    was_tiny: bool,
     /// What the peer that was served last had had by then.
     had: u64,
     /// What the window that was cut last costs, in bytes.
@@ -154,6 +158,8 @@ pub(crate) struct Driver<T: Transport> {
     looked: MonoTime,
     /// A handle was cancelled or dropped.
     woken: bool,
+    /// When links are looked at next.
+    tend_next: MonoTime,
     batch: Vec<Descriptor>,
     /// Emptied lists of lanes' windows.
     spare: Vec<Vec<Descriptor>>,
@@ -192,11 +198,14 @@ impl<T: Transport> Driver<T> {
             fencing: HashMap::new(),
             next_fence: 1,
             turns: Vec::new(),
+            tiny: VecDeque::new(),
+            was_tiny: false,
             had: 0,
             cost: 0,
             polled: Vec::new(),
             looked: MonoTime::ZERO,
             woken: false,
+            tend_next: MonoTime::ZERO,
             spare: Vec::new(),
             batch: Vec::with_capacity(config.window_descriptors),
             config,

@@ -3,7 +3,7 @@
 //! Posting may copy inside the call, so one window is posted at a time and what has come in is
 //! looked at in between. Among the peers, the one that has had the least goes first (start-time fair
 //! queueing, by bytes): busy peers share evenly, and a peer that has had little waits for one window
-//! at most. Among a peer's reads, those that fit into one window and the others alternate.
+//! at most. Tiny reads go before, but for every other window. Among a peer's reads, those that fit into one window and the others alternate.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -67,6 +67,10 @@ impl<T: Transport> Driver<T> {
     pub(super) fn enqueue(&mut self, place: usize) {
         let Some(read) = self.read(place) else { return };
         let Some(link) = read.link else { return };
+        if read.is_tiny(&self.config) {
+            self.tiny.push_back(place);
+            return;
+        }
         let short = read.is_short(&self.config);
         let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
         let floor = self.had.saturating_sub(owed);
@@ -243,6 +247,25 @@ impl<T: Transport> Driver<T> {
 
     /// Serves whose turn it is: helper lanes are filled on the way, and one window is posted here.
     pub(super) fn serve_turn(&mut self, now: MonoTime) -> bool {
+        if self.was_tiny {
+            self.was_tiny = false;
+            self.serve_fairly(now) || self.serve_tiny(now)
+        } else {
+            self.serve_tiny(now) || self.serve_fairly(now)
+        }
+    }
+
+    /// Serves a tiny read, at most every other time: what tiny reads take from the others is little.
+    fn serve_tiny(&mut self, now: MonoTime) -> bool {
+        let Some(place) = self.tiny.pop_front() else {
+            return false;
+        };
+        self.was_tiny = true;
+        self.post_window(place, now);
+        true
+    }
+
+    fn serve_fairly(&mut self, now: MonoTime) -> bool {
         for turns in &mut self.turns {
             turns.full = false;
         }

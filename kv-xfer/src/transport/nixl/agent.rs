@@ -21,10 +21,8 @@ use crate::transport::{
     AfterError, Agent, Descriptor, Ends, FailureKind, Progress, ReadFault, TransportError,
 };
 
-/// For how long a peer that is being reached is polled without a pause.
-const REACH_BUSY: Duration = Duration::from_millis(20);
-/// Pause between polls after that.
-const REACH_NAP: Duration = Duration::from_micros(200);
+/// Pause between polls of a peer that is being reached.
+const REACH_NAP: Duration = Duration::from_micros(50);
 
 /// A posted NIXL request.
 #[derive(Debug)]
@@ -358,12 +356,8 @@ impl Agent for NixlAgent {
                     raw: None,
                 });
             }
-            // The other end has a processor to find, too.
-            if waited < REACH_BUSY {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(REACH_NAP);
-            }
+            // The other end has a processor to find, too: without a pause it takes longer.
+            std::thread::sleep(REACH_NAP);
             progress = self.poll(&mut request).map_err(|fault| fault.error)?;
         }
         self.discard(request);
