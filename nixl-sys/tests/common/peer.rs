@@ -15,7 +15,7 @@ pub fn open() -> Arc<Library> {
     Library::open(&find_in(&real_runtime().unwrap()).unwrap()).unwrap()
 }
 
-/// An agent with a UCX backend and one registered piece of memory.
+/// An agent with a UCX backend and registered memory.
 pub struct Peer {
     pub library: Arc<Library>,
     pub agent: AgentHandle,
@@ -26,6 +26,18 @@ pub struct Peer {
 
 impl Peer {
     pub fn new(library: &Arc<Library>, name: &str, config: &AgentConfig, memory: Vec<u8>) -> Self {
+        let whole = memory.len();
+        Self::in_regions(library, name, config, memory, whole)
+    }
+
+    /// With memory that is registered in regions of `region` bytes.
+    pub fn in_regions(
+        library: &Arc<Library>,
+        name: &str,
+        config: &AgentConfig,
+        memory: Vec<u8>,
+        region: usize,
+    ) -> Self {
         let library = library.clone();
         // SAFETY: one thread uses the handles, and the memory lives in the same struct until they are destroyed.
         unsafe {
@@ -36,9 +48,11 @@ impl Peer {
             let backend = library.create_backend(agent, c"UCX", params).unwrap();
             library.destroy_params(params).unwrap();
             let registered = library.create_reg_dlist(MemoryType::Dram).unwrap();
-            library
-                .reg_dlist_add_desc(registered, memory.as_ptr().addr(), memory.len(), 0, &[])
-                .unwrap();
+            for part in memory.chunks(region) {
+                library
+                    .reg_dlist_add_desc(registered, part.as_ptr().addr(), part.len(), 0, &[])
+                    .unwrap();
+            }
             library.register_mem(agent, registered, None).unwrap();
             Self {
                 library,
