@@ -33,12 +33,13 @@ pub enum Extent {
 #[must_use]
 pub fn contenders() -> Vec<Contender> {
     [
-        Who::KvXfer,
-        Who::OneDescriptor,
-        Who::ProcessVmReadv,
-        Who::Memcpy,
+        (Who::KvXfer, ""),
+        (Who::KvXfer, "1 lane"),
+        (Who::OneDescriptor, ""),
+        (Who::ProcessVmReadv, ""),
+        (Who::Memcpy, ""),
     ]
-    .map(|who| Contender::new(who, ""))
+    .map(|(who, setting)| Contender::new(who, setting))
     .to_vec()
 }
 

@@ -127,7 +127,7 @@ impl Side {
     pub fn start(name: &str, setup: Setup, serve: bool) -> Result<Self, SideError> {
         let transport = runtime::open(BackendConfig::default())?;
         let layout = layout(&setup)?;
-        let options = HostOptions::default().populate(true);
+        let options = HostOptions::default().huge_pages(true).populate(true);
         let (pool, report) = KvPool::host(layout, setup.blocks, &options)?;
         tracing::info!(?report, "pool");
         let mut config = EngineConfig::new(EngineId::new(name)?, setup.model.as_str());
