@@ -135,6 +135,7 @@ fn the_engine_beside_the_same_descriptors_over_tcp() {
         settings,
         [
             (Who::KvXfer, ""),
+            (Who::KvXfer, "1 lane"),
             (Who::OneDescriptor, ""),
             (Who::OneDescriptor, "same descriptors")
         ]
@@ -142,7 +143,7 @@ fn the_engine_beside_the_same_descriptors_over_tcp() {
     for row in &report.rows {
         assert!(row.transport.contains("tcp") && row.verified, "{row:?}");
     }
-    assert_eq!(report.rows[0].descriptors, report.rows[2].descriptors);
+    assert_eq!(report.rows[0].descriptors, report.rows[3].descriptors);
     assert!(
         report.rows[0]
             .more
@@ -182,9 +183,9 @@ fn an_interrupted_bench_leaves_no_process() {
     }
     let mut bench = kvx(&["bench", "read", "--rounds", "1000"]).spawn().unwrap();
     let mut pids = Vec::new();
-    wait_for("a bench of eight processes", || {
+    wait_for("a bench of ten processes", || {
         pids = children(bench.id());
-        pids.len() == 8
+        pids.len() == 10
     });
     let pid = Pid::from_raw(i32::try_from(bench.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
