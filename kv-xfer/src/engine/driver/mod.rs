@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError};
 
-use self::turns::PeerTurns;
+use self::turns::{PeerTurns, Turn};
 use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
@@ -145,7 +145,7 @@ pub(crate) struct Driver<T: Transport> {
     /// Reads with windows to be cut, peer by peer.
     turns: Vec<PeerTurns>,
     /// Reads that are so small that they need not wait for a turn.
-    tiny: VecDeque<usize>,
+    tiny: VecDeque<Turn>,
     /// The last window was of one of them.
     was_tiny: bool,
     /// What the peer that was served last had had by then.

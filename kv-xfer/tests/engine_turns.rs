@@ -1,0 +1,70 @@
+//! Whose window is next: no read is forgotten, none waits for more than its turn.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use kv_xfer::engine::{ReadRequest, ReleasePolicy};
+use kv_xfer::layout::{MemKind, PoolOrder, RegionGeometry};
+use kv_xfer::memory::KvPool;
+use kv_xfer::transport::sim::SimFabric;
+
+/// A pool whose regions lie on two devices in turn.
+fn two_device_pool(fabric: &SimFabric) -> Arc<KvPool> {
+    let layout = layout(PoolOrder::LayerFirst);
+    let blocks = POOL_BLOCKS;
+    let bytes: u64 = layout
+        .regions()
+        .iter()
+        .map(|r| r.block_len * u64::from(blocks))
+        .sum();
+    let memory = fabric.memory(usize::try_from(bytes).unwrap());
+    let mut base = memory.base();
+    let regions = (0_u32..)
+        .zip(layout.regions())
+        .map(|(n, spec)| {
+            let region = RegionGeometry {
+                base,
+                block_len: spec.block_len,
+                block_stride: spec.block_len,
+                block_count: blocks,
+                mem: MemKind::Dram,
+                device: n % 2,
+            };
+            base += spec.block_len * u64::from(blocks);
+            region
+        })
+        .collect();
+    KvPool::from_memory(layout, regions, memory).unwrap()
+}
+
+#[test]
+fn a_tiny_read_from_several_devices_takes_a_window_for_each() {
+    for in_flight in [1, 8] {
+        let fabric = Arc::new(SimFabric::new());
+        let (theirs, ours) = (two_device_pool(&fabric), two_device_pool(&fabric));
+        let holder = engine(config("decode"), &theirs, &fabric);
+        let mut reader_config = config("prefill");
+        reader_config.holder.bind = None;
+        reader_config.reader.windows_in_flight = in_flight;
+        let reader = engine(reader_config, &ours, &fabric);
+        let blocks = ids(0..1);
+        fill(&theirs, &blocks, 1);
+        let leased = lease(&holder, "r", &blocks, None);
+        let offer = reader.accept(&leased.remote, None, None).unwrap();
+        let landed = reader
+            .read(ReadRequest {
+                timeout: Duration::from_secs(5),
+                release: ReleasePolicy::Never,
+                ..request(&offer, ours.claim(ids(3..4)).unwrap())
+            })
+            .unwrap()
+            .wait()
+            .unwrap();
+        assert!(landed.report.windows > 1, "{:?}", landed.report);
+        assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
+    }
+}
