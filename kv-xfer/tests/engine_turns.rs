@@ -10,7 +10,7 @@ use common::*;
 use kv_xfer::engine::{ReadRequest, ReleasePolicy};
 use kv_xfer::layout::{MemKind, PoolOrder, RegionGeometry};
 use kv_xfer::memory::KvPool;
-use kv_xfer::transport::sim::SimFabric;
+use kv_xfer::transport::sim::{Behaviour, SimFabric};
 
 /// A pool whose regions lie on two devices in turn.
 fn two_device_pool(fabric: &SimFabric) -> Arc<KvPool> {
@@ -67,4 +67,51 @@ fn a_tiny_read_from_several_devices_takes_a_window_for_each() {
         assert!(landed.report.windows > 1, "{:?}", landed.report);
         assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
     }
+}
+
+#[test]
+fn a_read_with_windows_to_post_does_not_wait_behind_full_ones() {
+    const FULL: u32 = 600;
+    let fabric = Arc::new(SimFabric::new());
+    let holder_pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), POOL_BLOCKS);
+    let reader_pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), FULL + 1);
+    let holder = engine(config("decode"), &holder_pool, &fabric);
+    let mut reader_config = config("prefill");
+    reader_config.holder.bind = None;
+    reader_config.reader.lanes = 1;
+    reader_config.reader.windows_in_flight = 1;
+    // A block has eight descriptors: no read is short.
+    reader_config.reader.window_descriptors = 4;
+    let reader = engine(reader_config, &reader_pool, &fabric);
+    let blocks = ids(0..1);
+    fill(&holder_pool, &blocks, 1);
+    let leased = lease(&holder, "r", &blocks, None);
+    let offer = reader.accept(&leased.remote, None, None).unwrap();
+    let read = |block| {
+        reader
+            .read(ReadRequest {
+                release: ReleasePolicy::Never,
+                ..request(&offer, reader_pool.claim(ids([block])).unwrap())
+            })
+            .unwrap()
+    };
+    fabric.script((0..FULL).map(|_| Behaviour {
+        never_ends: true,
+        ..Behaviour::default()
+    }));
+    let full: Vec<_> = (0..FULL).map(&read).collect();
+    eventually("all of them have a window in flight", || {
+        fabric.windows_in_flight() == FULL as usize
+    });
+    // The driver has backed off by the time that the next one comes.
+    let best = (0..5)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            let landed = read(FULL).wait().unwrap();
+            landed.report.total
+        })
+        .min()
+        .unwrap();
+    assert!(best < Duration::from_millis(20), "{best:?}");
+    drop(full);
 }

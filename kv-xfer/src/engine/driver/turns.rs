@@ -36,13 +36,17 @@ pub(super) struct PeerTurns {
     long: VecDeque<Turn>,
     /// Whether the last one served was a short one.
     was_short: bool,
-    /// Enough of it is in flight.
-    full: bool,
+    /// How many of its reads may still have a window to give before every one has been asked.
+    untried: usize,
 }
 
 impl PeerTurns {
+    fn len(&self) -> usize {
+        self.short.len().saturating_add(self.long.len())
+    }
+
     fn is_empty(&self) -> bool {
-        self.short.is_empty() && self.long.is_empty()
+        self.len() == 0
     }
 
     /// The read whose turn it is, and whether it is a short one.
@@ -100,7 +104,7 @@ impl<T: Transport> Driver<T> {
                     short: VecDeque::new(),
                     long: VecDeque::new(),
                     was_short: false,
-                    full: false,
+                    untried: 0,
                 };
                 turns.give_back(turn, short);
                 self.turns.push(turns);
@@ -292,17 +296,18 @@ impl<T: Transport> Driver<T> {
 
     fn serve_fairly(&mut self, now: MonoTime) -> bool {
         for turns in &mut self.turns {
-            turns.full = false;
+            turns.untried = turns.len();
         }
         let mut worked = false;
         loop {
-            let waiting = self.turns.iter_mut().filter(|t| !t.full && !t.is_empty());
+            let waiting = self.turns.iter_mut().filter(|t| t.untried > 0);
             let Some(turns) = waiting.min_by_key(|turns| turns.had) else {
                 return worked;
             };
             let (link, had) = (turns.link, turns.had);
+            turns.untried = turns.untried.saturating_sub(1);
             let Some((turn, short)) = turns.take() else {
-                return worked;
+                continue;
             };
             let place = turn.0;
             if !self.has_more(turn) {
@@ -319,10 +324,11 @@ impl<T: Transport> Driver<T> {
                 turns.give_back(turn, short);
             }
             if !given && !posted {
-                turns.full = true;
+                // Enough of this one is in flight, but perhaps not of its neighbours.
                 continue;
             }
             worked = true;
+            turns.untried = turns.len();
             self.had = had;
             turns.had = had.saturating_add(self.cost);
             if posted {
