@@ -268,6 +268,10 @@ impl<T: Transport> Driver<T> {
             self.on_command(command, now);
             worked = true;
         }
+        // Before the reads: whoever cancels has submitted before, so the read is seen along with it.
+        while self.channels.wake.try_recv().is_ok() {
+            self.woken = true;
+        }
         while let Ok(submitted) = self.channels.reads.try_recv() {
             worked = true;
             let Some(job) = submitted.into_job() else {
@@ -279,9 +283,6 @@ impl<T: Transport> Driver<T> {
             } else {
                 self.backlog.push_back(job);
             }
-        }
-        while self.channels.wake.try_recv().is_ok() {
-            self.woken = true;
         }
         if self.woken || now.saturating_since(self.looked) >= LOOK_EVERY {
             self.woken = false;
