@@ -406,6 +406,7 @@ struct Meeting<T: Transport> {
     cards: Arc<dyn CardSource>,
     local: Arc<LocalSide>,
     clock: Arc<dyn Clock>,
+    /// Numbers links and helper lanes' agents.
     next_link: Arc<AtomicU64>,
     /// The word into which it reads to reach a peer.
     probe: WordSlot,
@@ -456,10 +457,12 @@ impl<T: Transport> Meeting<T> {
             until,
         } = widening;
         let mut agents = Vec::with_capacity(*count);
-        for lane in 1..=*count {
+        for _ in 0..*count {
+            // A link may be widened again while its earlier agents are still being destroyed.
+            let number = self.next_link.fetch_add(1, Ordering::Relaxed);
             let agent = self
                 .local
-                .agent_name(&format!("read-{link}-{lane}"))
+                .agent_name(&format!("read-{link}-{number}"))
                 .map_err(ConnectError::Name)
                 .and_then(|name| {
                     self.open(&name, metadata, peer, words, *until)
