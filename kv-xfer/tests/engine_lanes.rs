@@ -257,3 +257,24 @@ fn a_peer_gets_new_lane_agents_while_its_old_ones_are_being_destroyed() {
         });
     }
 }
+
+#[test]
+fn no_more_agents_are_opened_ahead_than_asked_for() {
+    let pair = pair_with(|config| config.reader.spare_agents = 2);
+    let ahead = || {
+        let agents = pair.fabric.agents();
+        let of = |name: &&AgentName| {
+            name.as_str().starts_with("prefill/") && name.as_str().contains("/read-ahead-")
+        };
+        agents.iter().filter(of).count()
+    };
+    eventually("both are open", || ahead() == 2);
+    let blocks = ids(0..1);
+    let (_, offer) = pair.offer("r", &blocks);
+    let landed = pair.read(&offer, [3]).wait().unwrap();
+    assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
+    // One is in use now, and another has been opened in its stead.
+    eventually("both are open again", || ahead() == 3);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(ahead(), 3);
+}

@@ -278,7 +278,8 @@ impl Workers {
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
         let lanes = [("meet", errands), ("retry", retries)];
-        let (ahead, spares) = bounded(config.spare_agents);
+        // One more is held by the thread that opens them, until there is room for it.
+        let (ahead, spares) = bounded(config.spare_agents.saturating_sub(1));
         if config.spare_agents > 0 {
             let (transport, local) = (Arc::clone(transport), Arc::clone(local));
             threads.push(thread("kvx-spare".into()).spawn(move || {
