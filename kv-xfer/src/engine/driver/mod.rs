@@ -148,7 +148,7 @@ pub(crate) struct Driver<T: Transport> {
     tiny: VecDeque<Turn>,
     /// The last window was of one of them.
     was_tiny: bool,
-    /// What the peer that was served last had had by then.
+    /// The most that a peer had had when it was served.
     had: u64,
     /// What the window that was cut last costs, in bytes.
     cost: u64,

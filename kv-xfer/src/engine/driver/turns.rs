@@ -45,10 +45,6 @@ impl PeerTurns {
         self.short.len().saturating_add(self.long.len())
     }
 
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The read whose turn it is, and whether it is a short one.
     fn take(&mut self) -> Option<(Turn, bool)> {
         let short_first = !self.was_short || self.long.is_empty();
@@ -88,15 +84,9 @@ impl<T: Transport> Driver<T> {
         };
         let Some(link) = read.link else { return };
         let short = read.is_short(&self.config);
-        let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
-        let floor = self.had.saturating_sub(owed);
+        let floor = self.floor();
         match self.turns.iter_mut().find(|turns| turns.link == link) {
-            Some(turns) => {
-                if turns.is_empty() {
-                    turns.had = turns.had.max(floor);
-                }
-                turns.give_back(turn, short);
-            }
+            Some(turns) => turns.give_back(turn, short),
             None => {
                 let mut turns = PeerTurns {
                     link,
@@ -110,6 +100,12 @@ impl<T: Transport> Driver<T> {
                 self.turns.push(turns);
             }
         }
+    }
+
+    /// Whoever has had less counts as having had this much.
+    fn floor(&self) -> u64 {
+        let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
+        self.had.saturating_sub(owed)
     }
 
     /// A link is gone.
@@ -295,8 +291,11 @@ impl<T: Transport> Driver<T> {
     }
 
     fn serve_fairly(&mut self, now: MonoTime) -> bool {
+        let floor = self.floor();
         for turns in &mut self.turns {
             turns.untried = turns.len();
+            // Also one that could not use its turns for a while is owed no more than that.
+            turns.had = turns.had.max(floor);
         }
         let mut worked = false;
         loop {
@@ -329,7 +328,8 @@ impl<T: Transport> Driver<T> {
             }
             worked = true;
             turns.untried = turns.len();
-            self.had = had;
+            // Never back: each peer that comes would be owed more than the one before it.
+            self.had = self.had.max(had);
             turns.had = had.saturating_add(self.cost);
             if posted {
                 return true;
