@@ -224,8 +224,8 @@ pub(crate) struct Widening {
     /// The peer's lease words.
     pub words: RegionGeometry,
     pub agents: usize,
-    /// When it is given up.
-    pub until: MonoTime,
+    /// Time to reach the peer, from when it is got to: nobody waits for it.
+    pub limit: Duration,
 }
 
 /// An agent to destroy, with what it still had in flight.
@@ -455,8 +455,9 @@ impl<T: Transport> Meeting<T> {
             metadata,
             words,
             agents: count,
-            until,
+            limit,
         } = widening;
+        let until = self.clock.now() + *limit;
         let mut agents = Vec::with_capacity(*count);
         for _ in 0..*count {
             // A link may be widened again while its earlier agents are still being destroyed.
@@ -466,7 +467,7 @@ impl<T: Transport> Meeting<T> {
                 .agent_name(&format!("read-{link}-{number}"))
                 .map_err(ConnectError::Name)
                 .and_then(|name| {
-                    self.open(&name, metadata, peer, words, *until)
+                    self.open(&name, metadata, peer, words, until)
                         .map_err(ConnectError::Transport)
                 });
             match agent {
