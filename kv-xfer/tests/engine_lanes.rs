@@ -3,13 +3,18 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{LIMIT, Pair, eventually, ids, pair_with, request, wrong_bytes};
+use common::{
+    LIMIT, Pair, config, engine, eventually, fill, ids, layout, lease, pair_with, request,
+    sim_pool, wrong_bytes,
+};
 use kv_xfer::engine::{FailedBlocks, ReadError, ReadRequest};
 use kv_xfer::ids::AgentName;
+use kv_xfer::layout::PoolOrder;
 use kv_xfer::transport::AfterError;
-use kv_xfer::transport::sim::Behaviour;
+use kv_xfer::transport::sim::{Behaviour, SimFabric};
 
 /// A reader with `lanes` lanes over a fabric where posting moves the bytes, with small windows.
 fn lanes(lanes: usize) -> Pair {
@@ -206,4 +211,70 @@ fn shutting_down_ends_reads_in_every_lane() {
     drop(returned.try_iter().collect::<Vec<_>>());
     assert_eq!(pool.claimed_blocks(), 0);
     assert_eq!(fabric.windows_in_flight(), 0);
+}
+
+#[test]
+fn a_peer_gets_new_lane_agents_while_its_old_ones_are_being_destroyed() {
+    let fabric = Arc::new(SimFabric::new());
+    let pool = || sim_pool(&fabric, layout(PoolOrder::LayerFirst), 64);
+    let holders = [
+        engine(config("a"), &pool(), &fabric),
+        engine(config("b"), &pool(), &fabric),
+    ];
+    let mut reader_config = config("reader");
+    reader_config.holder.bind = None;
+    reader_config.reader.spare_agents = 0;
+    reader_config.reader.wide_peers = 1;
+    reader_config.reader.window_descriptors = 2;
+    reader_config.reader.max_descriptor_bytes = 1;
+    let reader = engine(reader_config, &pool(), &fabric);
+    fabric.move_when_posted();
+    // The agents of a peer that is narrowed stay.
+    fabric.refuse_destruction();
+    let helpers = || {
+        let names = fabric.agents();
+        let of_lanes = names.iter().filter(|name| {
+            let number = name.as_str().split("/read-").nth(1);
+            number.is_some_and(|n| n.contains('-') && !n.starts_with("ahead"))
+        });
+        of_lanes.count()
+    };
+    for (round, holder) in holders.iter().cycle().take(4).enumerate() {
+        let blocks = ids(0..16);
+        fill(holder.pool(), &blocks, 1);
+        let leased = lease(holder, &format!("r{round}"), &blocks, None);
+        let offer = reader.accept(&leased.remote, None, None).unwrap();
+        let claimed = reader.pool().claim(ids(0..16)).unwrap();
+        drop(
+            reader
+                .read(request(&offer, claimed))
+                .unwrap()
+                .wait()
+                .unwrap(),
+        );
+        eventually("the peer has an agent in the lane", || {
+            helpers() == round + 1
+        });
+    }
+}
+
+#[test]
+fn no_more_agents_are_opened_ahead_than_asked_for() {
+    let pair = pair_with(|config| config.reader.spare_agents = 2);
+    let ahead = || {
+        let agents = pair.fabric.agents();
+        let of = |name: &&AgentName| {
+            name.as_str().starts_with("prefill/") && name.as_str().contains("/read-ahead-")
+        };
+        agents.iter().filter(of).count()
+    };
+    eventually("both are open", || ahead() == 2);
+    let blocks = ids(0..1);
+    let (_, offer) = pair.offer("r", &blocks);
+    let landed = pair.read(&offer, [3]).wait().unwrap();
+    assert_eq!(wrong_bytes(&landed.blocks, &blocks, 1), 0);
+    // One is in use now, and another has been opened in its stead.
+    eventually("both are open again", || ahead() == 3);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(ahead(), 3);
 }

@@ -224,8 +224,8 @@ pub(crate) struct Widening {
     /// The peer's lease words.
     pub words: RegionGeometry,
     pub agents: usize,
-    /// When it is given up.
-    pub until: MonoTime,
+    /// Time to reach the peer, from when it is got to: nobody waits for it.
+    pub limit: Duration,
 }
 
 /// An agent to destroy, with what it still had in flight.
@@ -278,7 +278,8 @@ impl Workers {
         let next_link = Arc::new(AtomicU64::new(1));
         let thread = |name: String| std::thread::Builder::new().name(name);
         let lanes = [("meet", errands), ("retry", retries)];
-        let (ahead, spares) = bounded(config.spare_agents);
+        // One more is held by the thread that opens them, until there is room for it.
+        let (ahead, spares) = bounded(config.spare_agents.saturating_sub(1));
         if config.spare_agents > 0 {
             let (transport, local) = (Arc::clone(transport), Arc::clone(local));
             threads.push(thread("kvx-spare".into()).spawn(move || {
@@ -406,6 +407,7 @@ struct Meeting<T: Transport> {
     cards: Arc<dyn CardSource>,
     local: Arc<LocalSide>,
     clock: Arc<dyn Clock>,
+    /// Numbers links and helper lanes' agents.
     next_link: Arc<AtomicU64>,
     /// The word into which it reads to reach a peer.
     probe: WordSlot,
@@ -453,16 +455,19 @@ impl<T: Transport> Meeting<T> {
             metadata,
             words,
             agents: count,
-            until,
+            limit,
         } = widening;
+        let until = self.clock.now() + *limit;
         let mut agents = Vec::with_capacity(*count);
-        for lane in 1..=*count {
+        for _ in 0..*count {
+            // A link may be widened again while its earlier agents are still being destroyed.
+            let number = self.next_link.fetch_add(1, Ordering::Relaxed);
             let agent = self
                 .local
-                .agent_name(&format!("read-{link}-{lane}"))
+                .agent_name(&format!("read-{link}-{number}"))
                 .map_err(ConnectError::Name)
                 .and_then(|name| {
-                    self.open(&name, metadata, peer, words, *until)
+                    self.open(&name, metadata, peer, words, until)
                         .map_err(ConnectError::Transport)
                 });
             match agent {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError};
 
-use self::turns::PeerTurns;
+use self::turns::{PeerTurns, Turn};
 use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met, Teardown};
 use super::error::ReadError;
@@ -145,10 +145,10 @@ pub(crate) struct Driver<T: Transport> {
     /// Reads with windows to be cut, peer by peer.
     turns: Vec<PeerTurns>,
     /// Reads that are so small that they need not wait for a turn.
-    tiny: VecDeque<usize>,
+    tiny: VecDeque<Turn>,
     /// The last window was of one of them.
     was_tiny: bool,
-    /// What the peer that was served last had had by then.
+    /// The most that a peer had had when it was served.
     had: u64,
     /// What the window that was cut last costs, in bytes.
     cost: u64,
@@ -268,6 +268,10 @@ impl<T: Transport> Driver<T> {
             self.on_command(command, now);
             worked = true;
         }
+        // Before the reads: whoever cancels has submitted before, so the read is seen along with it.
+        while self.channels.wake.try_recv().is_ok() {
+            self.woken = true;
+        }
         while let Ok(submitted) = self.channels.reads.try_recv() {
             worked = true;
             let Some(job) = submitted.into_job() else {
@@ -279,9 +283,6 @@ impl<T: Transport> Driver<T> {
             } else {
                 self.backlog.push_back(job);
             }
-        }
-        while self.channels.wake.try_recv().is_ok() {
-            self.woken = true;
         }
         if self.woken || now.saturating_since(self.looked) >= LOOK_EVERY {
             self.woken = false;

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use super::Driver;
 use crate::clock::MonoTime;
 use crate::engine::error::ReadError;
+use crate::engine::handle::ReadId;
 use crate::engine::lane::LaneReport;
 use crate::engine::link::Width;
 use crate::engine::read::{Advance, Env};
@@ -21,6 +22,9 @@ const REPORTS_AT_ONCE: usize = 64;
 /// How many windows' worth a peer that has had less than others is owed at most.
 const OWED_WINDOWS: u64 = 2;
 
+/// A place, and the read that has it: one that ended while it waited has left its place to another.
+pub(super) type Turn = (usize, ReadId);
+
 /// The reads of one link that have windows to be cut.
 #[derive(Debug)]
 pub(super) struct PeerTurns {
@@ -28,36 +32,36 @@ pub(super) struct PeerTurns {
     /// What it has had, as a time that passes with the bytes of whoever is served.
     had: u64,
     /// Reads that fit into one window.
-    short: VecDeque<usize>,
-    long: VecDeque<usize>,
+    short: VecDeque<Turn>,
+    long: VecDeque<Turn>,
     /// Whether the last one served was a short one.
     was_short: bool,
-    /// Enough of it is in flight.
-    full: bool,
+    /// How many of its reads may still have a window to give before every one has been asked.
+    untried: usize,
 }
 
 impl PeerTurns {
-    fn is_empty(&self) -> bool {
-        self.short.is_empty() && self.long.is_empty()
+    fn len(&self) -> usize {
+        self.short.len().saturating_add(self.long.len())
     }
 
     /// The read whose turn it is, and whether it is a short one.
-    fn take(&mut self) -> Option<(usize, bool)> {
+    fn take(&mut self) -> Option<(Turn, bool)> {
         let short_first = !self.was_short || self.long.is_empty();
-        let (place, short) = if short_first && let Some(place) = self.short.pop_front() {
-            (place, true)
+        let (turn, short) = if short_first && let Some(turn) = self.short.pop_front() {
+            (turn, true)
         } else {
             (self.long.pop_front()?, false)
         };
         self.was_short = short;
-        Some((place, short))
+        Some((turn, short))
     }
 
-    fn give_back(&mut self, place: usize, short: bool) {
+    fn give_back(&mut self, turn: Turn, short: bool) {
         if short {
-            self.short.push_back(place);
+            self.short.push_back(turn);
         } else {
-            self.long.push_back(place);
+            self.long.push_back(turn);
         }
     }
 }
@@ -66,21 +70,23 @@ impl<T: Transport> Driver<T> {
     /// A planned read waits for its turn.
     pub(super) fn enqueue(&mut self, place: usize) {
         let Some(read) = self.read(place) else { return };
-        let Some(link) = read.link else { return };
+        let turn = (place, read.job.id);
         if read.is_tiny(&self.config) {
-            self.tiny.push_back(place);
-            return;
+            self.tiny.push_back(turn);
+        } else {
+            self.take_turns(turn);
         }
+    }
+
+    fn take_turns(&mut self, turn: Turn) {
+        let Some(read) = self.read(turn.0) else {
+            return;
+        };
+        let Some(link) = read.link else { return };
         let short = read.is_short(&self.config);
-        let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
-        let floor = self.had.saturating_sub(owed);
+        let floor = self.floor();
         match self.turns.iter_mut().find(|turns| turns.link == link) {
-            Some(turns) => {
-                if turns.is_empty() {
-                    turns.had = turns.had.max(floor);
-                }
-                turns.give_back(place, short);
-            }
+            Some(turns) => turns.give_back(turn, short),
             None => {
                 let mut turns = PeerTurns {
                     link,
@@ -88,12 +94,18 @@ impl<T: Transport> Driver<T> {
                     short: VecDeque::new(),
                     long: VecDeque::new(),
                     was_short: false,
-                    full: false,
+                    untried: 0,
                 };
-                turns.give_back(place, short);
+                turns.give_back(turn, short);
                 self.turns.push(turns);
             }
         }
+    }
+
+    /// Whoever has had less counts as having had this much.
+    fn floor(&self) -> u64 {
+        let owed = self.config.window_bytes.saturating_mul(OWED_WINDOWS);
+        self.had.saturating_sub(owed)
     }
 
     /// A link is gone.
@@ -257,52 +269,67 @@ impl<T: Transport> Driver<T> {
 
     /// Serves a tiny read, at most every other time: what tiny reads take from the others is little.
     fn serve_tiny(&mut self, now: MonoTime) -> bool {
-        let Some(place) = self.tiny.pop_front() else {
+        let Some(turn) = self.tiny.pop_front() else {
             return false;
         };
+        if !self.has_more(turn) {
+            return true;
+        }
         self.was_tiny = true;
-        self.post_window(place, now);
+        self.post_window(turn.0, now);
+        // Blocks in several kinds of memory take a window for each, which wait like any other.
+        if self.has_more(turn) {
+            self.take_turns(turn);
+        }
         true
     }
 
+    /// Whether the read still has its place, and windows to be cut.
+    fn has_more(&self, (place, id): Turn) -> bool {
+        self.read(place)
+            .is_some_and(|read| read.job.id == id && read.link.is_some() && read.has_more())
+    }
+
     fn serve_fairly(&mut self, now: MonoTime) -> bool {
+        let floor = self.floor();
         for turns in &mut self.turns {
-            turns.full = false;
+            turns.untried = turns.len();
+            // Also one that could not use its turns for a while is owed no more than that.
+            turns.had = turns.had.max(floor);
         }
         let mut worked = false;
         loop {
-            let waiting = self.turns.iter_mut().filter(|t| !t.full && !t.is_empty());
+            let waiting = self.turns.iter_mut().filter(|t| t.untried > 0);
             let Some(turns) = waiting.min_by_key(|turns| turns.had) else {
                 return worked;
             };
             let (link, had) = (turns.link, turns.had);
-            let Some((place, short)) = turns.take() else {
-                return worked;
+            turns.untried = turns.untried.saturating_sub(1);
+            let Some((turn, short)) = turns.take() else {
+                continue;
             };
-            let usable = |driver: &Self| {
-                driver
-                    .read(place)
-                    .is_some_and(|read| read.link == Some(link) && read.has_more())
-            };
-            if !usable(self) {
+            let place = turn.0;
+            if !self.has_more(turn) {
                 continue;
             }
             let given = !short && self.give_to_lane(place);
             let posted = !given && self.post_window(place, now);
             // It may have ended or lost its link meanwhile.
-            let more = usable(self);
+            let more = self.has_more(turn);
             let Some(turns) = self.turns.iter_mut().find(|turns| turns.link == link) else {
                 return true;
             };
             if more {
-                turns.give_back(place, short);
+                turns.give_back(turn, short);
             }
             if !given && !posted {
-                turns.full = true;
+                // Enough of this one is in flight, but perhaps not of its neighbours.
                 continue;
             }
             worked = true;
-            self.had = had;
+            turns.untried = turns.len();
+            // Never back: each peer that comes would be owed more than the one before it.
+            self.had = self.had.max(had);
             turns.had = had.saturating_add(self.cost);
             if posted {
                 return true;

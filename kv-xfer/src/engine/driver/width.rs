@@ -41,7 +41,7 @@ impl<T: Transport> Driver<T> {
             metadata: Arc::clone(&link.metadata),
             words: link.words,
             agents: helpers,
-            until: self.clock.now() + self.config.connect_timeout,
+            limit: self.config.connect_timeout,
         }));
     }
 
