@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -197,4 +198,36 @@ fn peers_that_come_one_after_the_other_do_not_keep_an_earlier_one_waiting() {
     // Each of them is owed two windows' worth of bytes, 13 windows of so many descriptors.
     let longest = order.split(|n| *n == 0).map(<[usize]>::len).max().unwrap();
     assert!(longest < (PEERS - 1) * 15 * 64, "{longest}");
+}
+
+#[test]
+fn callers_that_release_without_end_do_not_keep_reads_from_moving() {
+    let pair = pair();
+    let blocks = ids(0..1);
+    let (leased, offer) = pair.offer("r", &blocks);
+    let (_, other) = pair.offer("other", &ids(1..2));
+    let stop = AtomicBool::new(false);
+    let mut landed = 0;
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    pair.reader.release(&other);
+                }
+            });
+        }
+        for n in 0..5 {
+            let request = ReadRequest {
+                timeout: Duration::from_secs(2),
+                release: ReleasePolicy::Never,
+                ..request(&offer, pair.claim([n]))
+            };
+            let mut handle = pair.reader.read(request).unwrap();
+            let outcome = handle.wait_timeout(Duration::from_secs(3));
+            landed += u32::from(matches!(outcome, Some(Ok(_))));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(landed, 5);
+    assert!(pair.holder.revoke(leased.lease));
 }

@@ -42,6 +42,8 @@ const MAX_TROUBLES: usize = 4096;
 const MAX_NAP: Duration = Duration::from_micros(500);
 /// How often deadlines are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Commands that are taken at once: callers may send them as fast as they are carried out.
+const COMMANDS_AT_ONCE: usize = 64;
 /// Longest park while nothing is in flight.
 const MAX_PARK: Duration = Duration::from_secs(1);
 
@@ -256,7 +258,7 @@ impl<T: Transport> Driver<T> {
         }
         // Before anything can want a peer: an attempt that is over must end what waits for it.
         worked |= self.give_up_meetings(now);
-        loop {
+        for _ in 0..COMMANDS_AT_ONCE {
             let command = match self.channels.commands.try_recv() {
                 Ok(command) => command,
                 // The engine is gone and could not say so.
