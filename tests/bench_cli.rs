@@ -176,20 +176,30 @@ fn what_cannot_be_measured_is_a_usage_error() {
     assert!(stderr.contains("is `kvx target` running"), "{stderr}");
 }
 
+/// A process that does not outlive its test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn an_interrupted_bench_leaves_no_process() {
     if skipped("an_interrupted_bench_leaves_no_process") {
         return;
     }
-    let mut bench = kvx(&["bench", "read", "--rounds", "1000"]).spawn().unwrap();
+    let mut bench = Running(kvx(&["bench", "read", "--rounds", "1000"]).spawn().unwrap());
     let mut pids = Vec::new();
     wait_for("a bench of ten processes", || {
-        pids = children(bench.id());
+        pids = children(bench.0.id());
         pids.len() == 10
     });
-    let pid = Pid::from_raw(i32::try_from(bench.id()).unwrap()).unwrap();
+    let pid = Pid::from_raw(i32::try_from(bench.0.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
-    assert_eq!(bench.wait().unwrap().code(), Some(130));
+    assert_eq!(bench.0.wait().unwrap().code(), Some(130));
     wait_for("the end of all processes", || {
         pids.iter()
             .all(|pid| !Path::new(&format!("/proc/{pid}")).exists())

@@ -68,7 +68,9 @@ pub struct Prompt<'a> {
 pub struct ReadRequest<'a> {
     /// What is offered.
     pub offer: &'a Offer,
-    /// The chained hashes of the prompt's full blocks, which say what the blocks must hold.
+    /// The chained hashes of the prompt's full blocks, which say what the blocks must hold. They must
+    /// be one chain, as [`HashChain`](crate::identity::HashChain) makes it: each hash is taken to stand
+    /// for all before it.
     pub hashes: &'a [BlockHash],
     /// Which of the offered blocks, by index; all of them and all before them must hold the
     /// prompt's tokens.
