@@ -31,8 +31,9 @@ fn the_recommendation_depends_on_rdma_only_where_it_must() {
         ("UCX_MODULES", "^efa"),
         ("UCX_LOG_FILE", "stderr"),
         ("UCX_TCP_USER_TIMEOUT", "5s"),
-        ("UCX_TCP_TX_SEG_SIZE", "64K"),
-        ("UCX_TCP_RX_SEG_SIZE", "128K"),
+        ("UCX_TCP_TX_SEG_SIZE", "256K"),
+        ("UCX_TCP_RX_SEG_SIZE", "256K"),
+        ("UCX_CMA_TX_QUOTA", "256"),
     ] {
         assert_eq!(value(&with, name).as_deref(), Some(expected));
         assert_eq!(value(&without, name).as_deref(), Some(expected));
