@@ -1,0 +1,2 @@
+//! A serving engine.
+fn main() {}
