@@ -223,8 +223,8 @@ fn take_scattered<const W: usize>(bytes: &[u8], limits: &DescriptorLimits) -> Op
     let mut all = 0_u32;
     let mut wrong = false;
     let mut id = 0_u32;
-    let mut runs = Vec::with_capacity(distances.len());
-    runs.extend(distances.iter().map(|bytes| {
+    let mut runs = vec![BlockRun::single(BlockId(0)); distances.len()];
+    for (run, bytes) in runs.iter_mut().zip(distances) {
         let distance = bytes
             .iter()
             .rev()
@@ -235,8 +235,8 @@ fn take_scattered<const W: usize>(bytes: &[u8], limits: &DescriptorLimits) -> Op
         wrong |= id > limits.max_block_id;
         // One up or down would be a run of two blocks, or more. (Not at the first id, but this is rare.)
         wrong |= distance.wrapping_sub(1) < 2;
-        BlockRun::single(BlockId(id))
-    }));
+        *run = BlockRun::single(BlockId(id));
+    }
     (!wrong && Widths::of(u64::from(all), 0).distance == W).then(|| BlockRuns::of_singles(runs))
 }
 
