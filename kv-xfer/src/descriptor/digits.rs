@@ -1,10 +1,12 @@
 //! Block ids in decimal, eight digits at a time: lists of thousands of ids are most of the text of a
 //! descriptor that writes them out.
 
-use super::runs::BlockRuns;
+use super::runs::{BlockRuns, to_usize};
 
 const ZEROS: u64 = 0x3030_3030_3030_3030;
-/// The first number of more than eight digits.
+/// The first number of eight digits.
+const EIGHT_DIGITS: u32 = 10_000_000;
+/// The first number of nine digits.
 const NINE_DIGITS: u32 = 100_000_000;
 
 /// Appends a JSON array of the ids.
@@ -17,8 +19,10 @@ pub(super) fn put_ids(out: &mut Vec<u8>, ids: &BlockRuns) {
     let room = ids.len().saturating_mul(each).saturating_add(16);
     out.resize(start.saturating_add(room), 0);
     let mut rest = out.get_mut(start..).unwrap_or_default();
-    for id in ids.iter() {
-        rest = put_id(rest, id.0);
+    for run in ids.runs() {
+        for id in run.iter() {
+            rest = put_id(rest, id.0);
+        }
     }
     let left = rest.len();
     let end = out.len().saturating_sub(left);
@@ -37,31 +41,33 @@ pub(super) fn room(ids: &BlockRuns) -> usize {
 }
 
 fn digits(id: u32) -> usize {
-    usize::try_from(id.checked_ilog10().unwrap_or(0)).map_or(10, |log| log.saturating_add(1))
+    to_usize(id.checked_ilog10().unwrap_or(0)).saturating_add(1)
 }
 
-/// Writes an id and a comma, where there is room for ten bytes more than that, and returns the rest.
+/// Writes an id and a comma, where there is room for a word more than that, and returns the rest.
 #[inline]
 fn put_id(mut place: &mut [u8], id: u32) -> &mut [u8] {
-    let mut low = id;
-    let mut lead = None;
-    if id >= NINE_DIGITS {
-        let high = id.wrapping_div(NINE_DIGITS);
-        low = id.wrapping_rem(NINE_DIGITS);
-        let (word, len) = shortest(eight(high));
-        place = put(place, word, len);
-        lead = Some((eight(low) | ZEROS, 8));
+    if id < EIGHT_DIGITS {
+        let (word, len) = shortest(eight(id));
+        let comma = u64::from(b',').wrapping_shl(len << 3);
+        return put(place, word | comma, len.saturating_add(1));
     }
-    let (word, len) = lead.unwrap_or_else(|| shortest(eight(low)));
+    let (mut word, mut len) = (eight(id.wrapping_rem(NINE_DIGITS)) | ZEROS, 8);
+    if id < NINE_DIGITS {
+        (word, len) = shortest(eight(id));
+    } else {
+        let (high, digits) = shortest(eight(id.wrapping_div(NINE_DIGITS)));
+        place = put(place, high, digits);
+    }
     put(put(place, word, len), u64::from(b','), 1)
 }
 
 #[inline]
-fn put(place: &mut [u8], word: u64, len: usize) -> &mut [u8] {
+fn put(place: &mut [u8], word: u64, len: u32) -> &mut [u8] {
     if let Some(bytes) = place.first_chunk_mut() {
         *bytes = word.to_le_bytes();
     }
-    place.get_mut(len..).unwrap_or_default()
+    place.get_mut(to_usize(len)..).unwrap_or_default()
 }
 
 /// The eight digits of a number below [`NINE_DIGITS`] as bytes 0 to 9, the highest digit lowest.
@@ -77,13 +83,10 @@ fn eight(n: u32) -> u64 {
 
 /// The digits without leading zeros as text, and how many they are.
 #[inline]
-fn shortest(digits: u64) -> (u64, usize) {
+fn shortest(digits: u64) -> (u64, u32) {
     let zeros = (digits.trailing_zeros() >> 3).min(7);
     let word = (digits | ZEROS).wrapping_shr(zeros << 3);
-    (
-        word,
-        usize::try_from(8_u32.wrapping_sub(zeros)).unwrap_or(8),
-    )
+    (word, 8_u32.wrapping_sub(zeros))
 }
 
 /// Reads a number of at most seven digits, as JSON writes it, and how many bytes it takes. `None` for

@@ -110,7 +110,7 @@ impl<'a> Reading<'a> {
     fn groups(&mut self) -> Option<Vec<BlockRuns>> {
         let mut groups = Vec::new();
         let mut blocks_left = usize::try_from(self.limits.max_blocks).ok()?;
-        let mut ids = Vec::new();
+        let mut ids = Vec::with_capacity(512);
         self.take(b'[')?;
         if self.take(b']').is_some() {
             return Some(groups);
