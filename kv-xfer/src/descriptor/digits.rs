@@ -20,8 +20,12 @@ pub(super) fn put_ids(out: &mut Vec<u8>, ids: &BlockRuns) {
     out.resize(start.saturating_add(room), 0);
     let mut rest = out.get_mut(start..).unwrap_or_default();
     for run in ids.runs() {
-        for id in run.iter() {
-            rest = put_id(rest, id.0);
+        if run.first() == run.last() {
+            rest = put_id(rest, run.first().0);
+        } else {
+            for id in run.iter() {
+                rest = put_id(rest, id.0);
+            }
         }
     }
     let left = rest.len();

@@ -96,7 +96,8 @@ impl<'a> Reading<'a> {
         Some(string)
     }
 
-    /// Any other value.
+    /// Any other value. It may be nested one level deeper than in the object that it is in, which the
+    /// parser does not see here.
     fn value(&mut self) -> Option<Value> {
         self.skip_space();
         let rest = self.text.get(self.at..)?;

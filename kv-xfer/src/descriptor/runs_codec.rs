@@ -390,3 +390,58 @@ fn take_word(from: &[u8], width: usize) -> (u64, &[u8]) {
         from.get(width..).unwrap_or_default(),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Both ways of reading distances of `W` bytes agree, but for a first one that is left to the
+    /// slow way.
+    fn agree<const W: usize>(bytes: &[u8], limits: &DescriptorLimits) -> Result<(), TestCaseError> {
+        let (words, _) = bytes.as_chunks::<W>();
+        let widths = Widths {
+            distance: W,
+            shape: 0,
+        };
+        let bytes = words.as_flattened();
+        let slow = decode_runs(bytes, words.len(), widths, limits).ok();
+        let first = words.first().map(|word| word.map(u32::from));
+        let rare = first.is_some_and(|word| matches!(word.iter().sum(), 1 | 2));
+        match take_scattered::<W>(bytes, limits) {
+            None if rare => {}
+            quick => prop_assert_eq!(quick, slow),
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn scattered_lists_are_read_alike(
+            bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0_u8..4], 1..200),
+            max_block_id in prop_oneof![0_u32..1 << 20, Just(LONGEST_SHORT), any::<u32>()],
+            max_blocks in 0_u32..200,
+        ) {
+            let limits = DescriptorLimits {
+                max_blocks,
+                max_block_id: max_block_id.min(LONGEST_SHORT),
+                ..DescriptorLimits::default()
+            };
+            agree::<1>(&bytes, &limits)?;
+            agree::<2>(&bytes, &limits)?;
+            agree::<3>(&bytes, &limits)?;
+            agree::<4>(&bytes, &limits)?;
+        }
+
+        #[test]
+        fn scattered_lists_round_trip(
+            ids in prop::collection::vec(0_u32..=LONGEST_SHORT, 1..200),
+            shift in 0_u32..31,
+        ) {
+            let runs: BlockRuns = ids.into_iter().map(|id| BlockId(id >> shift)).collect();
+            let mut bytes = Vec::new();
+            runs.encode_into(&mut bytes);
+            prop_assert_eq!(BlockRuns::decode(&bytes, &DescriptorLimits::default()), Ok(runs));
+        }
+    }
+}
