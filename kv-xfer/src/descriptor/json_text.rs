@@ -10,7 +10,7 @@ use super::json::{BLOCK_IDS, TICKET_KEY};
 use super::json_object::Object;
 use super::limits::DescriptorLimits;
 use super::runs::BlockRuns;
-use super::ticket_codec::SealedTicket;
+use super::ticket_codec::{SealedTicket, TicketError};
 use crate::ids::BlockId;
 
 /// Reads an object. `None` when it is not one, when anything in it is beyond the limits, and for some
@@ -38,9 +38,7 @@ pub(super) fn read(text: &str, limits: &DescriptorLimits) -> Option<Object> {
             BLOCK_IDS => object.groups = Some(reading.groups()?),
             TICKET_KEY => {
                 reading.take(b'"')?;
-                // Base64 has no escapes and no control characters, and is all that is read.
-                let ticket = reading.plain_string()?;
-                object.ticket = Some(SealedTicket::parse(ticket, limits).ok()?);
+                object.ticket = Some(reading.ticket()?);
             }
             _ => {
                 let value = reading.value()?;
@@ -94,6 +92,24 @@ impl<'a> Reading<'a> {
         self.advance(len);
         self.take(b'"')?;
         Some(string)
+    }
+
+    /// A ticket, after its first quote. Base64 has no quotes, no escapes and no control characters, and
+    /// is all that is read.
+    fn ticket(&mut self) -> Option<SealedTicket> {
+        // Engines write it last: then nothing has to look for its end.
+        let rest = self.text.get(self.at..)?;
+        if let Some(ticket) = rest.strip_suffix("\"}") {
+            match SealedTicket::parse(ticket, self.limits) {
+                Ok(sealed) => {
+                    self.advance(ticket.len().saturating_add(1));
+                    return Some(sealed);
+                }
+                Err(TicketError::NotBase64) => {}
+                Err(_) => return None,
+            }
+        }
+        SealedTicket::parse(self.plain_string()?, self.limits).ok()
     }
 
     /// Any other value. It may be nested one level deeper than in the object that it is in, which the
