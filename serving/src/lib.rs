@@ -1,6 +1,13 @@
-//! A small serving engine with a real model that links `kv-xfer` as any engine would.
+//! A small serving engine with a real model. It links `kv-xfer` as any engine would.
 //!
-//! [`cache`] keeps the books of the paged KV cache.
+//! [`model`] computes, over the blocks that [`cache`] keeps the books of; [`node`] schedules requests
+//! and moves blocks between nodes; [`http`] is how clients come to it.
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod cli;
+pub mod http;
+pub mod model;
+pub mod node;
+pub mod provision;
+pub mod run;
