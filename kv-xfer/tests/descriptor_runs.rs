@@ -30,7 +30,7 @@ fn run(first: u32, len: u32, step: Step) -> BlockRun {
 fn lists() -> impl Strategy<Value = Vec<BlockId>> {
     prop_oneof![
         prop::collection::vec(0_u32..6, 0..40),
-        prop::collection::vec(any::<u32>(), 0..40),
+        prop::collection::vec(any::<u32>(), 0..200),
         prop::collection::vec((0_u32..1 << 20, 1_u32..30, any::<bool>()), 0..20).prop_map(|runs| {
             runs.into_iter()
                 .flat_map(|(first, len, up)| {
@@ -53,6 +53,7 @@ proptest! {
     #[test]
     fn runs_give_back_their_ids(list in lists()) {
         let runs = BlockRuns::from_ids(&list);
+        prop_assert_eq!(&runs, &list.iter().copied().collect::<BlockRuns>());
         prop_assert_eq!(runs.len(), list.len());
         prop_assert_eq!(runs.iter().collect::<Vec<_>>(), list.clone());
         prop_assert_eq!(runs.max_id(), list.iter().copied().max());

@@ -189,6 +189,18 @@ impl CardSource for Gate {
         }
         self.cards.release(address, incarnation, lease, limit)
     }
+
+    fn renew(
+        &self,
+        address: &PeerAddr,
+        incarnation: Incarnation,
+        lease: LeaseRef,
+        extension: Duration,
+        limit: Duration,
+    ) -> Result<Option<Duration>, ConnectError> {
+        self.cards
+            .renew(address, incarnation, lease, extension, limit)
+    }
 }
 
 fn gated(

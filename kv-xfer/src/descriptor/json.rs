@@ -6,8 +6,10 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use super::digits;
 use super::host::{Host, HostError};
 use super::json_object::{self, Object};
+use super::json_text;
 use super::limits::DescriptorLimits;
 use super::remote::{RemoteBlocks, TransferMode};
 use super::runs::BlockRuns;
@@ -213,6 +215,9 @@ impl Params {
                 max_bytes: limits.max_bytes,
             });
         }
+        if let Some(object) = json_text::read(text, limits) {
+            return Self::from_object(Some(object));
+        }
         let mut from = serde_json::Deserializer::from_str(text);
         let object = json_object::read(&mut from, limits)?;
         from.end().map_err(|error| DescriptorError::NotJson {
@@ -319,7 +324,11 @@ impl RemoteBlocks {
     #[must_use]
     pub fn to_json_value(&self, ids: BlockIdsJson) -> Value {
         // Only maps with keys that are not strings fail.
-        let mut value = serde_json::to_value(Written { blocks: self, ids }).unwrap_or_default();
+        let written = Written {
+            blocks: self,
+            groups: self.written_ids(ids),
+        };
+        let mut value = serde_json::to_value(written).unwrap_or_default();
         if let (Some(ticket), Some(map)) = (&self.ticket, value.as_object_mut()) {
             map.insert(TICKET_KEY.to_owned(), ticket.to_text().into());
         }
@@ -329,24 +338,67 @@ impl RemoteBlocks {
     /// The JSON text.
     #[must_use]
     pub fn to_json_string(&self, ids: BlockIdsJson) -> String {
-        let mut text = serde_json::to_string(&Written { blocks: self, ids }).unwrap_or_default();
-        // The ticket is put in by hand, before the closing brace: base64 needs no escaping, and
-        // looking for what does would take longer than all the rest.
-        if let Some(ticket) = &self.ticket
-            && text.pop().is_some()
-        {
-            for part in [",\"", TICKET_KEY, "\":\"", &ticket.to_text(), "\"}"] {
-                text.push_str(part);
-            }
+        // Block ids and the ticket are put in by hand, before the closing brace: neither needs
+        // escaping, and looking for what does would take longer than all the rest. There is room for
+        // all from the start: a buffer that grows is copied, and its pages are touched anew.
+        let groups = self.written_ids(ids).unwrap_or_default();
+        let room = groups.iter().fold(HEAD_BYTES, |room, group| {
+            room.saturating_add(digits::room(group))
+        });
+        let ticket = self.ticket.as_ref();
+        let mut text = Vec::with_capacity(
+            ticket.map_or(room, |ticket| room.saturating_add(ticket.text_len())),
+        );
+        let head = Written {
+            blocks: self,
+            groups: None,
+        };
+        // Only maps with keys that are not strings fail.
+        if serde_json::to_writer(&mut text, &head).is_err() || text.pop().is_none() {
+            return String::new();
         }
-        text
+        if self.written_ids(ids).is_some() {
+            put_key(&mut text, BLOCK_IDS);
+            text.push(b'[');
+            for (index, group) in groups.iter().enumerate() {
+                if index > 0 {
+                    text.push(b',');
+                }
+                digits::put_ids(&mut text, group);
+            }
+            text.push(b']');
+        }
+        if let Some(ticket) = ticket {
+            put_key(&mut text, TICKET_KEY);
+            text.push(b'"');
+            ticket.append_text(&mut text);
+            text.push(b'"');
+        }
+        text.push(b'}');
+        String::from_utf8(text).unwrap_or_default()
+    }
+
+    /// The block ids that are written out.
+    fn written_ids(&self, ids: BlockIdsJson) -> Option<&[BlockRuns]> {
+        (ids == BlockIdsJson::Expanded || self.ticket.is_none())
+            .then_some(self.remote_block_ids.as_slice())
+    }
+}
+
+/// Room for all but block ids and ticket, in most descriptors.
+const HEAD_BYTES: usize = 768;
+
+/// Appends the key of one more entry.
+fn put_key(text: &mut Vec<u8>, key: &str) {
+    for part in [",\"", key, "\":"] {
+        text.extend_from_slice(part.as_bytes());
     }
 }
 
 /// Remote blocks on their way to JSON, but for the ticket.
 struct Written<'a> {
     blocks: &'a RemoteBlocks,
-    ids: BlockIdsJson,
+    groups: Option<&'a [BlockRuns]>,
 }
 
 impl Serialize for Written<'_> {
@@ -355,8 +407,8 @@ impl Serialize for Written<'_> {
         let mut map = to.serialize_map(None)?;
         map.serialize_entry(DO_REMOTE_PREFILL, &blocks.do_remote_prefill)?;
         map.serialize_entry(DO_REMOTE_DECODE, &blocks.do_remote_decode)?;
-        if self.ids == BlockIdsJson::Expanded || blocks.ticket.is_none() {
-            map.serialize_entry(BLOCK_IDS, &Groups(&blocks.remote_block_ids))?;
+        if let Some(groups) = self.groups {
+            map.serialize_entry(BLOCK_IDS, &Groups(groups))?;
         }
         map.serialize_entry(ENGINE_ID, blocks.remote_engine_id.as_str())?;
         map.serialize_entry(REQUEST_ID, blocks.remote_request_id.as_str())?;

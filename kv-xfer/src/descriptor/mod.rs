@@ -15,9 +15,11 @@
     )
 )]
 
+mod digits;
 mod host;
 mod json;
 mod json_object;
+mod json_text;
 mod key;
 mod limits;
 mod remote;

@@ -39,11 +39,12 @@ impl Step {
 }
 
 /// Consecutive block ids. Fields are read-only so that a run always lies inside the id range.
+///
+/// Its two ends say all: which way it goes, and how long it is. At most `u32::MAX` blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockRun {
     first: BlockId,
-    len: u32,
-    step: Step,
+    last: BlockId,
 }
 
 impl BlockRun {
@@ -52,18 +53,18 @@ impl BlockRun {
     #[must_use]
     #[inline]
     pub fn new(first: BlockId, len: u32, step: Step) -> Option<Self> {
-        let steps = len.checked_sub(1)?;
-        step.after(first.0, steps)?;
-        let step = if len == 1 { Step::Ascending } else { step };
-        Some(Self { first, len, step })
+        let last = step.after(first.0, len.checked_sub(1)?)?;
+        Some(Self {
+            first,
+            last: BlockId(last),
+        })
     }
 
     #[inline]
     pub(super) fn single(id: BlockId) -> Self {
         Self {
             first: id,
-            len: 1,
-            step: Step::Ascending,
+            last: id,
         }
     }
 
@@ -78,7 +79,7 @@ impl BlockRun {
     #[must_use]
     #[inline]
     pub fn last(self) -> BlockId {
-        self.at(self.len.saturating_sub(1))
+        self.last
     }
 
     /// Number of blocks; at least one.
@@ -86,44 +87,49 @@ impl BlockRun {
     #[allow(clippy::len_without_is_empty)] // A run is never empty.
     #[inline]
     pub fn len(self) -> u32 {
-        self.len
+        self.first.0.abs_diff(self.last.0).saturating_add(1)
     }
 
     /// Which way the ids go.
     #[must_use]
     #[inline]
     pub fn step(self) -> Step {
-        self.step
+        if self.first <= self.last {
+            Step::Ascending
+        } else {
+            Step::Descending
+        }
     }
 
     /// The lowest id of the run.
     #[must_use]
+    #[inline]
     pub fn lowest(self) -> BlockId {
-        self.first.min(self.last())
+        self.first.min(self.last)
     }
 
     /// The highest id of the run.
     #[must_use]
     #[inline]
     pub fn highest(self) -> BlockId {
-        self.first.max(self.last())
+        self.first.max(self.last)
     }
 
     /// The id at `index`; `None` past the end.
     #[must_use]
     pub fn get(self, index: u32) -> Option<BlockId> {
-        (index < self.len).then(|| self.at(index))
+        (index < self.len()).then(|| self.at(index))
     }
 
     /// The ids in list order.
     pub fn iter(self) -> impl Iterator<Item = BlockId> {
-        (0..self.len).map(move |index| self.at(index))
+        (0..self.len()).map(move |index| self.at(index))
     }
 
     /// The id at an index below the length; in range, as was checked when the run was made.
     #[inline]
     fn at(self, index: u32) -> BlockId {
-        BlockId(match self.step {
+        BlockId(match self.step() {
             Step::Ascending => self.first.0.saturating_add(index),
             Step::Descending => self.first.0.saturating_sub(index),
         })
@@ -131,23 +137,47 @@ impl BlockRun {
 
     /// The `len` blocks from `start`; `None` when they are not all in the run, or are none.
     fn part(self, start: u32, len: u32) -> Option<Self> {
-        if start.checked_add(len)? > self.len {
+        if start.checked_add(len)? > self.len() {
             return None;
         }
-        Self::new(self.get(start)?, len, self.step)
+        Self::new(self.get(start)?, len, self.step())
     }
 
-    /// Whether appending `next` as a run of its own would make two of what is one.
-    pub(super) fn is_continued_by(self, next: Self) -> bool {
-        self.continues(next.first).is_some()
-    }
-
-    /// The step with which `next` continues this run, if it does.
+    /// Whether `next` continues this run. So it also tells whether a run that starts with `next`
+    /// would make two of what is one.
     #[inline]
-    fn continues(self, next: BlockId) -> Option<Step> {
-        let step = Step::between(self.last().0, next.0)?;
-        (self.len < u32::MAX && (self.len == 1 || step == self.step)).then_some(step)
+    pub(super) fn is_continued_by(self, next: BlockId) -> bool {
+        is_neighbour(self.last, next)
+            && Step::between(self.last.0, next.0)
+                .is_some_and(|step| self.first == self.last || step == self.step())
+            && self.len() < u32::MAX
     }
+}
+
+/// The last of the ids that make a run with `first`, and the ids after it.
+fn run_end(first: BlockId, rest: &[BlockId]) -> (BlockId, &[BlockId]) {
+    let step = rest.first().and_then(|next| Step::between(first.0, next.0));
+    let Some(step) = step else {
+        return (first, rest);
+    };
+    let mut expected = Some(first.0);
+    let steps = rest
+        .iter()
+        .take_while(|next| {
+            expected = expected.and_then(|id| step.after(id, 1));
+            expected == Some(next.0)
+        })
+        .take(to_usize(u32::MAX.saturating_sub(1)))
+        .count();
+    let (run, rest) = rest.split_at_checked(steps).unwrap_or((rest, &[]));
+    (run.last().copied().unwrap_or(first), rest)
+}
+
+/// Whether the ids are neighbours, or the highest and the lowest of all: cheap, and almost exact.
+#[inline]
+fn is_neighbour(id: BlockId, next: BlockId) -> bool {
+    // The distance and one: 0 going down, 2 going up.
+    next.0.wrapping_sub(id.0).wrapping_add(1) & !2 == 0
 }
 
 /// A list of block ids in order, held as runs. Equal lists have equal runs: ids join the run before
@@ -166,9 +196,15 @@ impl BlockRun {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct BlockRuns {
     runs: Vec<BlockRun>,
-    /// For each run, how many blocks there are up to its end. Makes `get` a binary search.
-    ends: Vec<usize>,
+    /// Number of blocks.
+    len: usize,
+    /// How many blocks there are before every [`MARK_EVERY`]th run, from the first one on. Makes
+    /// `get` a binary search, and takes next to no memory.
+    marks: Vec<usize>,
 }
+
+/// Runs from one mark to the next.
+const MARK_EVERY: usize = 32;
 
 impl BlockRuns {
     /// An empty list.
@@ -180,13 +216,29 @@ impl BlockRuns {
     /// The list of these ids, in this order. Duplicates are kept.
     #[must_use]
     pub fn from_ids(ids: &[BlockId]) -> Self {
-        ids.iter().copied().collect()
+        // Room for nearly all runs, and no more: one that turns back at its end counts as none here.
+        let pairs = ids.iter().zip(ids.iter().skip(1));
+        let breaks = pairs
+            .filter(|(id, next)| !is_neighbour(**id, **next))
+            .count();
+        let room = breaks.saturating_add(1).min(ids.len());
+        if room == ids.len() {
+            return Self::of_singles(ids.iter().copied().map(BlockRun::single).collect());
+        }
+        let mut runs = Vec::with_capacity(room);
+        let mut rest = ids;
+        while let Some((&first, after)) = rest.split_first() {
+            let (last, after) = run_end(first, after);
+            runs.push(BlockRun { first, last });
+            rest = after;
+        }
+        Self::from_runs(runs)
     }
 
     /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+        self.len
     }
 
     /// True when there are no blocks.
@@ -206,7 +258,7 @@ impl BlockRuns {
         self.runs.iter().flat_map(|run| run.iter())
     }
 
-    /// The id at `index`; `None` past the end. Costs a binary search over the runs.
+    /// The id at `index`; `None` past the end. Costs a binary search over the runs, nearly.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<BlockId> {
         let (run, within) = self.locate(index)?;
@@ -240,12 +292,11 @@ impl BlockRuns {
                 // The run before came through whole, so none up to the last joins another: the rest
                 // is copied as it stands.
                 out.append_runs(self.runs.get(index..last)?);
-                let end = *out.ends.last()?;
-                let take = range.end.checked_sub(range.start)?.checked_sub(end)?;
+                let take = range.end.checked_sub(range.start)?.checked_sub(out.len)?;
                 out.push_run(self.runs.get(last)?.part(0, u32::try_from(take).ok()?)?);
                 break;
             }
-            let available = run.len.checked_sub(skip)?;
+            let available = run.len().checked_sub(skip)?;
             let take = u32::try_from(left).unwrap_or(u32::MAX).min(available);
             out.push_run(run.part(skip, take)?);
             left = left.saturating_sub(usize::try_from(take).ok()?);
@@ -281,23 +332,20 @@ impl BlockRuns {
 
     /// Appends runs that join neither each other nor what is there.
     fn append_runs(&mut self, runs: &[BlockRun]) {
-        let mut end = self.len();
-        self.ends.extend(runs.iter().map(|run| {
-            end = end.saturating_add(to_usize(run.len));
-            end
-        }));
-        self.runs.extend_from_slice(runs);
+        self.runs.reserve(runs.len());
+        for run in runs {
+            self.push_fresh(*run);
+        }
     }
 
     /// Appends one id.
     #[inline]
     pub fn push(&mut self, id: BlockId) {
-        if let (Some(last), Some(end)) = (self.runs.last_mut(), self.ends.last_mut())
-            && let Some(step) = last.continues(id)
+        if let Some(last) = self.runs.last_mut()
+            && last.is_continued_by(id)
         {
-            last.step = step;
-            last.len = last.len.saturating_add(1);
-            *end = end.saturating_add(1);
+            last.last = id;
+            self.len = self.len.saturating_add(1);
             return;
         }
         self.push_fresh(BlockRun::single(id));
@@ -306,18 +354,17 @@ impl BlockRuns {
     /// Appends the ids of a run, joining them to the last run where they continue it.
     pub fn push_run(&mut self, run: BlockRun) {
         self.push(run.first);
-        let Some(rest) = run.len.checked_sub(1).and_then(|n| run.part(1, n)) else {
+        let Some(rest) = run.len().checked_sub(1).and_then(|n| run.part(1, n)) else {
             return;
         };
         // Having taken the first id, the last run takes all of the rest or none of it: it takes the
         // first of them only when it goes the same way, or is that one id.
-        if let (Some(last), Some(end)) = (self.runs.last_mut(), self.ends.last_mut())
-            && last.continues(rest.first).is_some()
-            && let Some(len) = last.len.checked_add(rest.len)
+        if let Some(last) = self.runs.last_mut()
+            && last.is_continued_by(rest.first)
+            && last.len().checked_add(rest.len()).is_some()
         {
-            last.step = run.step;
-            last.len = len;
-            *end = end.saturating_add(to_usize(rest.len));
+            last.last = rest.last;
+            self.len = self.len.saturating_add(to_usize(rest.len()));
             return;
         }
         self.push_fresh(rest);
@@ -325,24 +372,49 @@ impl BlockRuns {
 
     /// Appends a run that does not continue the last one.
     fn push_fresh(&mut self, run: BlockRun) {
-        self.ends.push(self.len().saturating_add(to_usize(run.len)));
+        if self.runs.len().is_multiple_of(MARK_EVERY) {
+            self.marks.push(self.len);
+        }
         self.runs.push(run);
+        self.len = self.len.saturating_add(to_usize(run.len()));
     }
 
-    /// A list of runs of which none continues the one before it, and their ends.
-    pub(super) fn from_parts(runs: Vec<BlockRun>, ends: Vec<usize>) -> Self {
-        Self { runs, ends }
+    /// A list of runs of which none continues the one before it.
+    pub(super) fn from_runs(runs: Vec<BlockRun>) -> Self {
+        let mut marks = Vec::with_capacity(runs.len().div_ceil(MARK_EVERY));
+        let mut len = 0_usize;
+        for some in runs.chunks(MARK_EVERY) {
+            marks.push(len);
+            len = some
+                .iter()
+                .fold(len, |sum, run| sum.saturating_add(to_usize(run.len())));
+        }
+        Self { runs, len, marks }
+    }
+
+    /// A list of runs of one block each, of which none continues the one before it.
+    pub(super) fn of_singles(runs: Vec<BlockRun>) -> Self {
+        let len = runs.len();
+        Self {
+            runs,
+            len,
+            marks: (0..len).step_by(MARK_EVERY).collect(),
+        }
     }
 
     /// The run that holds the block at `index`, and the block's place in it.
     fn locate(&self, index: usize) -> Option<(usize, u32)> {
-        let run = self.ends.partition_point(|&end| end <= index);
-        let before = match run.checked_sub(1) {
-            Some(previous) => *self.ends.get(previous)?,
-            None => 0,
-        };
-        let within = u32::try_from(index.checked_sub(before)?).ok()?;
-        (run < self.runs.len()).then_some((run, within))
+        let mark = self.marks.partition_point(|&before| before <= index);
+        let mark = mark.checked_sub(1)?;
+        let start = mark.checked_mul(MARK_EVERY)?;
+        let mut within = index.checked_sub(*self.marks.get(mark)?)?;
+        for (place, run) in self.runs.get(start..)?.iter().take(MARK_EVERY).enumerate() {
+            match within.checked_sub(to_usize(run.len())) {
+                Some(left) => within = left,
+                None => return Some((start.checked_add(place)?, u32::try_from(within).ok()?)),
+            }
+        }
+        None
     }
 }
 
@@ -368,7 +440,7 @@ impl fmt::Debug for BlockRuns {
             if index > 0 {
                 f.write_str(", ")?;
             }
-            match run.len {
+            match run.len() {
                 1 => write!(f, "{}", run.first)?,
                 _ => write!(f, "{}..={}", run.first, run.last())?,
             }

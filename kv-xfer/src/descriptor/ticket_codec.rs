@@ -188,8 +188,8 @@ impl Ticket {
 
     fn to_body(&self, keyed: bool) -> Result<Vec<u8>, TicketError> {
         let hash_bytes = self.hashes.len().saturating_mul(BlockHash::LEN);
-        // Six bytes per run, as in the block list's own bound.
-        let run_bytes = self.runs.runs().len().saturating_mul(6);
+        let widths = self.runs.widths();
+        let run_bytes = widths.bytes(self.runs.runs().len());
         let mut out = Vec::with_capacity(
             HEADER_BYTES
                 .saturating_add(run_bytes)
@@ -207,7 +207,7 @@ impl Ticket {
         out.extend_from_slice(&self.remaining_nanos()?.to_le_bytes());
         out.extend_from_slice(&self.stamp.as_nanos().to_le_bytes());
         out.extend_from_slice(&self.fingerprint.0);
-        self.runs.encode_into(&mut out);
+        self.runs.encode_with(widths, &mut out);
         let start = out.len();
         out.resize(start.saturating_add(hash_bytes), 0);
         let (places, _) = out
@@ -299,6 +299,21 @@ impl SealedTicket {
     #[must_use]
     pub fn to_text(&self) -> String {
         BASE64.encode(&self.bytes)
+    }
+
+    /// Bytes of [`to_text`](Self::to_text).
+    pub(super) fn text_len(&self) -> usize {
+        base64::encoded_len(self.bytes.len(), false).unwrap_or(0)
+    }
+
+    /// Appends the text, in place.
+    pub(super) fn append_text(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start.saturating_add(self.text_len()), 0);
+        let place = out.get_mut(start..).unwrap_or_default();
+        // There is room for all of it.
+        let written = BASE64.encode_slice(&self.bytes, place).unwrap_or(0);
+        out.truncate(start.saturating_add(written));
     }
 
     /// Checks the tag and gives the contents.

@@ -149,6 +149,32 @@ impl CardSource for SideChannelCards {
             .map(|_| ())
             .map_err(|cause| side_channel(address, cause))
     }
+
+    fn renew(
+        &self,
+        address: &PeerAddr,
+        incarnation: Incarnation,
+        lease: LeaseRef,
+        extension: Duration,
+        limit: Duration,
+    ) -> Result<Option<Duration>, ConnectError> {
+        let dialable = self.dialable(address)?;
+        let request = RenewRequest {
+            incarnation,
+            lease: lease.id,
+            extension,
+        };
+        let outcome = self
+            .client
+            .renew(&dialable, Features::all(), request, limit)
+            .map_err(|cause| side_channel(address, cause))?;
+        Ok(match outcome {
+            RenewOutcome::Renewed { remaining } | RenewOutcome::Refused { remaining } => {
+                Some(remaining)
+            }
+            RenewOutcome::UnknownLease | RenewOutcome::Restarted { .. } => None,
+        })
+    }
 }
 
 /// Answers on the side channel.

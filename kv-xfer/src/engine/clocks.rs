@@ -32,9 +32,12 @@ impl Clocks {
         };
     }
 
-    /// When the lease behind an offer ends on our clock: as far as its arrival tells, and earlier
-    /// where the holder's clock is known and says so.
+    /// When the lease behind an offer ends on our clock: as the holder answered to a renewal; before
+    /// any, as far as its arrival tells, and earlier where the holder's clock is known and says so.
     pub(crate) fn lease_end(&self, offer: &Offer) -> MonoTime {
+        if let Some(end) = *offer.told_end.lock() {
+            return end;
+        }
         let ticket = &offer.ticket;
         let latest = ticket.ends_at(offer.arrived);
         let end_there = ticket.stamp.saturating_add(ticket.remaining).as_secs_f64();

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::clocks::Clocks;
 use super::config::ReaderConfig;
-use super::driver::{Event, ReleaseJob};
+use super::driver::{Event, LeaseJob, LeaseWish};
 use super::error::Advice;
 use super::link::{Link, Width};
 use super::threads::join_by;
@@ -146,6 +146,20 @@ pub trait CardSource: Send + Sync + fmt::Debug + 'static {
         lease: LeaseRef,
         limit: Duration,
     ) -> Result<(), ConnectError>;
+
+    /// Asks the holder to keep a lease for `extension` from now. Returns the time that is left by the
+    /// holder's answer, which may be longer or shorter; `None` when the lease is over.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing is known of the lease then.
+    fn renew(
+        &self,
+        address: &PeerAddr,
+        incarnation: Incarnation,
+        lease: LeaseRef,
+        extension: Duration,
+        limit: Duration,
+    ) -> Result<Option<Duration>, ConnectError>;
 }
 
 /// What this engine brings to every meeting.
@@ -238,7 +252,7 @@ pub(crate) struct Teardown<A: Agent> {
     pub flush: bool,
 }
 
-/// The threads that may block: those that meet peers, the one that releases over the side channel,
+/// The threads that may block: those that meet peers, the one that cares for leases over the side channel,
 /// and the one that destroys agents.
 #[derive(Debug)]
 pub(crate) struct Workers {
@@ -252,7 +266,7 @@ pub(crate) struct WorkerEnds<A: Agent> {
     /// To peers that could not be met last time. They have threads of their own: those that never
     /// answer would take up all threads and keep others from being met.
     pub retries: Receiver<Errand>,
-    pub releases: Receiver<ReleaseJob>,
+    pub wishes: Receiver<LeaseJob>,
     pub teardowns: Receiver<Teardown<A>>,
     pub events: Sender<Event<A>>,
 }
@@ -270,7 +284,7 @@ impl Workers {
         let WorkerEnds {
             errands,
             retries,
-            releases,
+            wishes,
             teardowns,
             events,
         } = ends;
@@ -306,13 +320,13 @@ impl Workers {
             );
         }
         let stopping = Arc::new(AtomicBool::new(false));
-        let releasing = Releasing {
+        let care = LeaseCare {
             cards: Arc::clone(cards),
             clock: Arc::clone(clock),
             stopping: Arc::clone(&stopping),
             silent: HashMap::new(),
         };
-        threads.push(thread("kvx-release".into()).spawn(move || releasing.run(&releases))?);
+        threads.push(thread("kvx-leases".into()).spawn(move || care.run(&wishes))?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
             for Teardown {
                 fence,
@@ -351,8 +365,8 @@ impl Workers {
     }
 }
 
-/// Releases over the side channel, one after the other.
-struct Releasing {
+/// Releases and renews leases over the side channel, one after the other.
+struct LeaseCare {
     cards: Arc<dyn CardSource>,
     clock: Arc<dyn Clock>,
     stopping: Arc<AtomicBool>,
@@ -360,28 +374,38 @@ struct Releasing {
     silent: HashMap<PeerKey, MonoTime>,
 }
 
-impl Releasing {
-    fn run(mut self, releases: &Receiver<ReleaseJob>) {
-        for ReleaseJob {
-            peer,
-            incarnation,
-            lease,
-        } in releases
-        {
+impl LeaseCare {
+    fn run(mut self, jobs: &Receiver<LeaseJob>) {
+        for job in jobs {
             if self.stopping.load(Ordering::Acquire) {
                 break;
             }
             let now = self.clock.now();
             self.silent.retain(|_, until| *until > now);
-            if self.silent.contains_key(&peer) {
+            if self.silent.contains_key(&job.peer) {
                 continue;
             }
-            if let Err(error) = self
-                .cards
-                .release(&peer.addr, incarnation, lease, RELEASE_LIMIT)
-            {
-                tracing::debug!(%error, lease = %lease.id, "release by side channel failed");
-                self.silent.insert(peer, self.clock.now() + SILENT_FOR);
+            if let Err(error) = self.ask(&job, now) {
+                tracing::debug!(%error, lease = %job.lease.id, wish = ?job.wish, "a holder was not reached");
+                self.silent.insert(job.peer, self.clock.now() + SILENT_FOR);
+            }
+        }
+    }
+
+    fn ask(&self, job: &LeaseJob, now: MonoTime) -> Result<(), ConnectError> {
+        let (addr, life, lease) = (&job.peer.addr, job.incarnation, job.lease);
+        match &job.wish {
+            LeaseWish::Release => self.cards.release(addr, life, lease, RELEASE_LIMIT),
+            LeaseWish::Renew {
+                extension,
+                told_end,
+            } => {
+                let left = self
+                    .cards
+                    .renew(addr, life, lease, *extension, RELEASE_LIMIT)?;
+                // Counted from when it was asked: rather too early than too late.
+                *told_end.lock() = Some(left.map_or(MonoTime::ZERO, |left| now + left));
+                Ok(())
             }
         }
     }

@@ -47,7 +47,7 @@ pub use types::{Direction, LeaseSpec, Leased, Prompt, ReadRequest, ShutdownRepor
 use self::cards::Serving;
 use self::clocks::Clocks;
 use self::connect::Workers;
-use self::driver::{Command, ReleaseJob};
+use self::driver::{Command, LeaseJob, LeaseWish};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread, STOP_LIMIT};
 use self::read::{ReadJob, Submitted};
@@ -432,12 +432,31 @@ impl Engine {
     /// to read, or after a read under [`ReleasePolicy::Never`]. Doing it twice does no harm. False
     /// when the engine is too busy to do it; the lease then ends by its time.
     pub fn release(&self, offer: &Offer) -> bool {
-        let job = ReleaseJob {
+        self.wish(offer, LeaseWish::Release)
+    }
+
+    /// Asks the holder to keep the lease behind an offer for `extension` from now, while the request
+    /// that needs it waits: vLLM's heartbeat. Best effort: the answer comes later, and
+    /// [`lease_remaining`](Self::lease_remaining) and [`decide`](Self::decide) go by it from then on. The
+    /// holder may grant less, and may revoke the lease all the same. False when the engine is too
+    /// busy to ask.
+    pub fn keep(&self, offer: &Offer, extension: Duration) -> bool {
+        let told_end = Arc::clone(&offer.told_end);
+        let wish = LeaseWish::Renew {
+            extension,
+            told_end,
+        };
+        self.wish(offer, wish)
+    }
+
+    fn wish(&self, offer: &Offer, wish: LeaseWish) -> bool {
+        let job = LeaseJob {
             peer: offer.peer.clone(),
             incarnation: offer.ticket.incarnation,
             lease: offer.ticket.lease,
+            wish,
         };
-        self.commands.try_send(Command::Release(job)).is_ok()
+        self.commands.try_send(Command::Lease(job)).is_ok()
     }
 
     /// Meets a peer ahead of its first read. False when the engine is too busy.

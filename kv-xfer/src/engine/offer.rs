@@ -23,6 +23,8 @@ pub struct Offer {
     pub(super) ticket: Arc<Ticket>,
     pub(super) arrived: MonoTime,
     compared: Arc<Mutex<Option<Compared>>>,
+    /// When the lease ends on our clock, by the holder's last answer to a renewal.
+    pub(super) told_end: Arc<Mutex<Option<MonoTime>>>,
 }
 
 /// What is known of one prompt's hashes: the first `count` are those of the ticket. A chained hash
@@ -60,6 +62,7 @@ impl Offer {
             ticket: Arc::new(ticket),
             arrived: now,
             compared: Arc::default(),
+            told_end: Arc::default(),
         })
     }
 

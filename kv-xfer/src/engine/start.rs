@@ -140,7 +140,7 @@ impl Engine {
         let (events_tx, events_rx) = unbounded();
         let (errands_tx, errands_rx) = unbounded();
         let (retries_tx, retries_rx) = unbounded();
-        let (releases_tx, releases_rx) = bounded(1024);
+        let (wishes_tx, wishes_rx) = bounded(1024);
         let (teardowns_tx, teardowns_rx) = unbounded();
         let (returned_tx, returned) = unbounded();
         let (reports_tx, reports) = unbounded();
@@ -167,7 +167,7 @@ impl Engine {
             WorkerEnds {
                 errands: errands_rx,
                 retries: retries_rx,
-                releases: releases_rx,
+                wishes: wishes_rx,
                 teardowns: teardowns_rx,
                 events: events_tx,
             },
@@ -185,7 +185,7 @@ impl Engine {
                 events: events_rx,
                 errands: errands_tx,
                 retries: retries_tx,
-                releases: releases_tx,
+                wishes: wishes_tx,
                 teardowns: teardowns_tx,
                 returned: returned_tx.clone(),
                 lanes,

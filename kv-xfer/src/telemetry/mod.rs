@@ -66,6 +66,8 @@ counters! {
     partings,
     /// Releases told to holders.
     releases,
+    /// Renewals asked of holders.
+    renewals,
     /// Notices that were taken from readers.
     notices,
     /// Notices that were not understood.

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Driver, Fencing, ReleaseJob, ReturnedBlocks};
+use super::{Driver, Fencing, LeaseJob, ReturnedBlocks};
 use crate::clock::MonoTime;
 use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
@@ -40,7 +40,7 @@ impl<T: Transport> Driver<T> {
         });
         let _ = read.job.shared.finish(outcome);
         if read.job.release == ReleasePolicy::Always {
-            let release = ReleaseJob::of(&read.job);
+            let release = LeaseJob::release(&read.job);
             self.release(release, now);
         }
     }
@@ -59,7 +59,7 @@ impl<T: Transport> Driver<T> {
             told,
             ..
         } = read;
-        let release = ReleaseJob::of(&job);
+        let release = LeaseJob::release(&job);
         let ReadJob {
             id,
             shared,
@@ -112,7 +112,7 @@ impl<T: Transport> Driver<T> {
     pub(super) fn end_unstarted(&mut self, job: ReadJob, error: ReadError, now: MonoTime) {
         self.stats.queued.fetch_sub(1, Ordering::Relaxed);
         self.stats.count_failure(&error);
-        let release = ReleaseJob::of(&job);
+        let release = LeaseJob::release(&job);
         let ReadJob {
             id,
             shared,
@@ -247,12 +247,12 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Tells a holder that a lease is needed no longer.
-    pub(super) fn release(&mut self, job: ReleaseJob, now: MonoTime) {
+    pub(super) fn release(&mut self, job: LeaseJob, now: MonoTime) {
         self.stats.releases.fetch_add(1, Ordering::Relaxed);
         if let Some(link) = self.links.get_mut(&job.peer)
             && link.incarnation == job.incarnation
         {
-            let ReleaseJob {
+            let LeaseJob {
                 incarnation, lease, ..
             } = job;
             let notice = Notice::Release {
@@ -277,7 +277,7 @@ impl<T: Transport> Driver<T> {
             }
         }
         if self.stopping.is_none() {
-            let _ = self.channels.releases.try_send(job);
+            let _ = self.channels.wishes.try_send(job);
         }
     }
 }

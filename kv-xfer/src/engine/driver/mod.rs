@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError};
+use parking_lot::Mutex;
 
 use self::turns::{PeerTurns, Turn};
 use super::config::ReaderConfig;
@@ -47,20 +48,34 @@ const COMMANDS_AT_ONCE: usize = 64;
 /// Longest park while nothing is in flight.
 const MAX_PARK: Duration = Duration::from_secs(1);
 
-/// A release that is not tied to a read.
+/// What a holder is asked about a lease.
 #[derive(Debug)]
-pub(crate) struct ReleaseJob {
+pub(crate) enum LeaseWish {
+    /// It is needed no longer.
+    Release,
+    /// It is needed for this much longer, from now; the end by the holder's answer goes to `told_end`.
+    Renew {
+        extension: Duration,
+        told_end: Arc<Mutex<Option<MonoTime>>>,
+    },
+}
+
+/// A wish about a lease of another engine.
+#[derive(Debug)]
+pub(crate) struct LeaseJob {
     pub peer: PeerKey,
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
+    pub wish: LeaseWish,
 }
 
-impl ReleaseJob {
-    pub(super) fn of(job: &ReadJob) -> Self {
+impl LeaseJob {
+    pub(super) fn release(job: &ReadJob) -> Self {
         Self {
             peer: job.peer.clone(),
             incarnation: job.incarnation,
             lease: job.lease,
+            wish: LeaseWish::Release,
         }
     }
 }
@@ -68,7 +83,7 @@ impl ReleaseJob {
 /// What callers ask for.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Release(ReleaseJob),
+    Lease(LeaseJob),
     Connect { peer: PeerKey },
     Shutdown { deadline: MonoTime },
 }
@@ -120,8 +135,8 @@ pub(crate) struct Channels<A: Agent> {
     pub errands: Sender<Errand>,
     /// Errands to peers that could not be met last time.
     pub retries: Sender<Errand>,
-    /// Bounded: a release that finds it full is left to the lease's own end.
-    pub releases: Sender<ReleaseJob>,
+    /// Bounded: a release that finds it full is left to the lease's own end, a renewal to the next one.
+    pub wishes: Sender<LeaseJob>,
     pub teardowns: Sender<Teardown<A>>,
     pub returned: Sender<ReturnedBlocks>,
     pub lanes: Vec<Lane<A>>,
@@ -369,9 +384,14 @@ impl<T: Transport> Driver<T> {
 
     fn on_command(&mut self, command: Command, now: MonoTime) {
         match command {
-            Command::Release(job) => {
-                self.release(job, now);
-            }
+            Command::Lease(job) => match job.wish {
+                LeaseWish::Release => self.release(job, now),
+                // By the side channel, which answers whether the lease still holds.
+                LeaseWish::Renew { .. } => {
+                    self.stats.renewals.fetch_add(1, Ordering::Relaxed);
+                    let _ = self.channels.wishes.try_send(job);
+                }
+            },
             Command::Connect { peer } => {
                 if !self.links.contains_key(&peer)
                     && let Ok(Want::Connect { attempt, deadline }) = self.peers.want(&peer, now)
