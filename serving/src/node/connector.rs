@@ -273,8 +273,8 @@ impl Connector {
 
     /// Keeps the lease behind an offer alive while its request waits.
     pub fn keep_alive(&self, offer: &Offer) {
-        // HEARTBEAT: the place for renewing the lease at its holder.
-        let _ = offer;
+        // As long as vLLM's heartbeats extend it: four of them may be lost.
+        self.engine.keep(offer, self.prefill_ttl * 2 / 3);
     }
 
     /// How often [`keep_alive`](Self::keep_alive) is due.

@@ -261,6 +261,7 @@ fn engine(encoder: &mut DescriptorEncoder<'_>, engine: &EngineSnapshot) -> fmt::
         ),
         ("partings", "Agents given up", engine.partings),
         ("releases", "Releases told to holders", engine.releases),
+        ("renewals", "Renewals asked of holders", engine.renewals),
         ("notices", "Notices taken from readers", engine.notices),
         (
             "notices_malformed",

@@ -15,6 +15,7 @@ mod settings;
 mod stop;
 mod worker;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -23,7 +24,6 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Sender, TrySendError, bounded};
 use kv_xfer::engine::StartError;
 use kv_xfer::identity::{HashChain, IdentityError, Salt};
-use kv_xfer::layout::LayoutError;
 use kv_xfer::memory::{HostOptions, KvPool, PoolError};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::transport::nixl::NixlTransport;
@@ -43,7 +43,7 @@ pub use stop::{Scanned, StopScanner};
 
 use self::worker::{Command, Worker};
 use crate::cache::BlockCache;
-use crate::model::{self, Loaded};
+use crate::model::{Loaded, ModelError};
 
 /// Requests that may wait for the engine thread to take them.
 const QUEUE: usize = 4096;
@@ -54,7 +54,7 @@ const QUEUE: usize = 4096;
 pub enum NodeError {
     /// The model's KV cannot be cut into such blocks.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Model(#[from] ModelError),
     /// There is no memory for the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -92,7 +92,6 @@ pub enum Refused {
 }
 
 /// A running node. Dropping it ends it.
-#[derive(Debug)]
 pub struct Node {
     commands: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -106,6 +105,14 @@ pub struct Node {
     prefix: HashChain,
 }
 
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("side_channel", &self.side_channel)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Node {
     /// Makes the pool, starts the transfer engine and the engine thread.
     ///
@@ -116,7 +123,7 @@ impl Node {
         loaded: Arc<Loaded>,
         transport: Arc<NixlTransport>,
     ) -> Result<Self, NodeError> {
-        let layout = model::layout(&loaded.model.geometry(), settings.block_tokens)?;
+        let layout = loaded.model.layout(settings.block_tokens)?;
         let fit = settings.kv_cache_bytes.checked_div(layout.block_bytes());
         let fit = fit.unwrap_or(0);
         let blocks = u32::try_from(fit).unwrap_or(u32::MAX);
