@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
 use kvx::{bench, demo, runtime};
+use kvx_router::{Ended, RouterArgs, RunError, StartError};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -21,12 +22,27 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Target(args) => bench::run_target(&args),
+        Command::Router(args) => router(&args),
         Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),
         Command::BenchWorker => bench::run_worker(),
     };
     exit.into()
+}
+
+fn router(args: &RouterArgs) -> Exit {
+    match kvx_router::run(args) {
+        Ok(Ended::Interrupted) => Exit::Interrupted,
+        Ok(_) => Exit::Ok,
+        Err(error) => {
+            eprintln!("{error}");
+            match error {
+                RunError::Start(StartError::Config(_)) => Exit::Usage,
+                _ => Exit::Environment,
+            }
+        }
+    }
 }
 
 fn nixl_path() -> Exit {
