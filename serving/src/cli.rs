@@ -9,9 +9,12 @@ use kv_xfer::descriptor::{ClusterKey, KeyError};
 use kv_xfer::ids::{EngineId, NameError};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::{DialPolicy, Network};
+use kvx_router::{ROUTER_HELP, RouterArgs};
 use thiserror::Error;
 
+use crate::demo::{DEMO_HELP, DemoArgs};
 use crate::node::{NodeSettings, Role};
+use crate::workload::{BENCH_HELP, BenchArgs, REPLAY_HELP, ReplayArgs};
 
 /// The name that a node serves its model under, unless told otherwise.
 pub const MODEL_NAME: &str = "SmolLM2-135M-Instruct";
@@ -44,6 +47,18 @@ pub enum Command {
     /// Serve as a decode node: read a prompt's KV blocks, generate, keep the blocks for the next turn
     #[command(after_help = DECODE_HELP)]
     Decode(NodeArgs),
+    /// Route requests to prefill and decode nodes, and remember where conversations' blocks are
+    #[command(after_help = ROUTER_HELP)]
+    Router(RouterArgs),
+    /// Hold a conversation with and without the transfer, and compare
+    #[command(after_help = DEMO_HELP)]
+    Demo(DemoArgs),
+    /// Measure time to first token by context length, with and without the transfer
+    #[command(after_help = BENCH_HELP)]
+    Bench(BenchArgs),
+    /// Replay the conversations of a production trace, shortened and sped up
+    #[command(after_help = REPLAY_HELP)]
+    Replay(ReplayArgs),
     /// Print the path of the model's file, which is fetched first if it is not there
     ModelPath,
 }
@@ -167,9 +182,14 @@ pub enum Dial {
 
 fn dial(text: &str) -> Result<Dial, String> {
     if text.contains('/') {
-        return text.parse().map(Dial::Network).map_err(|error: <Network as std::str::FromStr>::Err| error.to_string());
+        return text
+            .parse()
+            .map(Dial::Network)
+            .map_err(|error: <Network as std::str::FromStr>::Err| error.to_string());
     }
-    text.parse().map(Dial::Peer).map_err(|error: <PeerAddr as std::str::FromStr>::Err| error.to_string())
+    text.parse()
+        .map(Dial::Peer)
+        .map_err(|error: <PeerAddr as std::str::FromStr>::Err| error.to_string())
 }
 
 fn engine_id(text: &str) -> Result<EngineId, NameError> {
@@ -178,7 +198,9 @@ fn engine_id(text: &str) -> Result<EngineId, NameError> {
 
 /// A duration in seconds, fractions included.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds".to_owned())?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "give a number of seconds".to_owned())?;
     if !(0.001..=31_536_000.0).contains(&seconds) {
         return Err("give a number of seconds from 0.001 to a year".to_owned());
     }
@@ -283,7 +305,9 @@ impl NodeArgs {
         let mut found = (host, port)
             .to_socket_addrs()
             .map_err(|error| wrong(error.to_string()))?;
-        let found = found.next().ok_or_else(|| wrong("it has no address".to_owned()))?;
+        let found = found
+            .next()
+            .ok_or_else(|| wrong("it has no address".to_owned()))?;
         if found.ip().is_unspecified() {
             return Err(wrong("nobody can reach an unspecified address".to_owned()));
         }
@@ -326,7 +350,10 @@ mod tests {
 
     #[test]
     fn defaults_are_vllms() {
-        let settings = node("serving decode").unwrap().settings(Role::Decode).unwrap();
+        let settings = node("serving decode")
+            .unwrap()
+            .settings(Role::Decode)
+            .unwrap();
         assert_eq!(settings.kv_recompute_threshold, 64);
         assert_eq!(settings.decoder_kv_blocks_ttl, Duration::from_secs(480));
         assert_eq!(settings.kv_lease_duration, Duration::from_secs(30));

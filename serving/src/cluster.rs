@@ -311,6 +311,8 @@ impl Cluster {
             role.to_owned(),
             "--port".into(),
             "0".into(),
+            "--side-channel-port".into(),
+            "0".into(),
             "--engine-id".into(),
             format!("{role}-{number}"),
             "--bidirectional-kv-xfer".into(),

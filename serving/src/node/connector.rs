@@ -92,7 +92,10 @@ impl Connector {
     ) -> Result<Self, StartError> {
         let mut config = EngineConfig::new(settings.engine_id.clone(), model);
         config.holder.bind = Some(settings.side_channel);
-        config.holder.advertise_host.clone_from(&settings.advertise_host);
+        config
+            .holder
+            .advertise_host
+            .clone_from(&settings.advertise_host);
         config.holder.default_ttl = settings.decoder_kv_blocks_ttl;
         config.holder.max_ttl = config
             .holder
@@ -317,7 +320,9 @@ impl Connector {
                 tenant: request.owner.tenant.as_deref(),
                 conversation: request.owner.conversation.as_deref(),
             };
-            self.engine.lease(spec).map_err(|refused| refused.to_string())
+            self.engine
+                .lease(spec)
+                .map_err(|refused| refused.to_string())
         });
         match leased {
             Ok(leased) => Some(leased.remote.to_json_value(BlockIdsJson::Expanded)),
