@@ -1,0 +1,306 @@
+//! Conversations over router, prefill and decode nodes go on with the right text whatever is killed, lost
+//! or mixed up in between: real processes, real NIXL, the real model.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use serving::client::{Answer, Ask, Client, metric};
+use serving::cluster::{Cluster, ClusterSpec, Served};
+use serving::provision;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn spec(prefill: usize, decode: usize) -> ClusterSpec {
+    ClusterSpec {
+        program: PathBuf::from(env!("CARGO_BIN_EXE_serving")),
+        prefill,
+        decode,
+        bidirectional: true,
+        kv_cache_mib: 96,
+        node_arguments: Vec::new(),
+        router_arguments: vec!["--health-interval".into(), "0.2".into()],
+    }
+}
+
+/// A runtime, unless the model cannot be had here.
+fn runtime(test: &str) -> Option<tokio::runtime::Runtime> {
+    if let Err(error) = provision::model() {
+        eprintln!("skipped: {test}: {error}");
+        return None;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    Some(runtime.unwrap())
+}
+
+/// A conversation with its history, and the same one on a node that computes everything by itself.
+struct Talk {
+    id: Option<&'static str>,
+    messages: Vec<Value>,
+    client: Client,
+    reference: Client,
+}
+
+impl Talk {
+    fn new(cluster: &Cluster, router: &str, node: usize, id: Option<&'static str>) -> Self {
+        let key = format!("key-{}", id.unwrap_or("none"));
+        Self {
+            id,
+            messages: Vec::new(),
+            client: Client::new(router, &key).unwrap(),
+            // Another tenant: nothing of the conversation can be in its cache.
+            reference: Client::new(&cluster.prefill[node].url(), "reference").unwrap(),
+        }
+    }
+
+    fn ask(&self) -> Ask<'_> {
+        Ask {
+            conversation: self.id,
+            messages: &self.messages,
+            max_tokens: 12,
+            ignore_eos: false,
+        }
+    }
+
+    /// Asks; the answer is the one that a node gives without any transfer.
+    async fn turn(&mut self, question: &str) -> Answer {
+        let question = format!(
+            "{question} {}",
+            "Think of rivers, ships and bread. ".repeat(14)
+        );
+        self.messages
+            .push(json!({"role": "user", "content": question}));
+        let answer = self.client.chat(self.ask(), |_| {}).await.unwrap();
+        let expected = Ask {
+            conversation: None,
+            ..self.ask()
+        };
+        let expected = self.reference.chat(expected, |_| {}).await.unwrap();
+        assert_eq!(answer.text, expected.text, "{question}");
+        self.messages
+            .push(json!({"role": "assistant", "content": answer.text}));
+        answer
+    }
+}
+
+fn hit(answer: &Answer) -> bool {
+    answer.report.pointer("/router/hit") == Some(&Value::Bool(true))
+}
+
+fn read_tokens(answer: &Answer) -> u64 {
+    let tokens = answer.report.pointer("/prefill/read_tokens");
+    tokens.and_then(Value::as_u64).unwrap_or(0)
+}
+
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !holds().await {
+        assert!(Instant::now() < end, "not within {LIMIT:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// No request, read or quarantine holds a block on any node that lives.
+async fn nothing_leaks(nodes: impl IntoIterator<Item = &Served>) {
+    let client = Client::new("http://localhost", "metrics").unwrap();
+    for node in nodes {
+        for state in ["active", "claimed", "quarantined"] {
+            eventually(
+                &format!("no {state} blocks on {}", node.url()),
+                async || {
+                    let text = client.metrics(&node.url()).await.unwrap();
+                    metric(&text, "kvx_pool_blocks", &format!("state=\"{state}\"")) == 0.0
+                },
+            )
+            .await;
+        }
+    }
+}
+
+#[test]
+fn conversations_with_and_without_a_name_read_their_history() {
+    let Some(runtime) = runtime("conversations_with_and_without_a_name_read_their_history") else {
+        return;
+    };
+    runtime.block_on(async {
+        let cluster = Cluster::start(&spec(1, 1)).unwrap();
+        for id in [Some("named"), None] {
+            let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, id);
+            assert!(!hit(&talk.turn("first").await));
+            talk.client
+                .reset_prefix_cache(&cluster.prefill[0].url())
+                .await
+                .unwrap();
+            let second = talk.turn("second").await;
+            assert!(
+                hit(&second) && read_tokens(&second) > 100,
+                "{:?}",
+                second.report
+            );
+            // Edited history: what is still the same is read, the rest computed.
+            let edited = json!({"role": "assistant", "content": "Something else."});
+            talk.messages[1] = edited;
+            talk.turn("third").await;
+        }
+        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn a_decode_node_that_is_killed_between_turns_costs_time_only() {
+    let Some(runtime) = runtime("a_decode_node_that_is_killed_between_turns_costs_time_only")
+    else {
+        return;
+    };
+    runtime.block_on(async {
+        let spec = spec(1, 2);
+        let mut cluster = Cluster::start(&spec).unwrap();
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, Some("decode-killed"));
+        talk.turn("first").await;
+        let second = talk.turn("second").await;
+        assert!(hit(&second));
+        // Whoever holds the blocks dies.
+        let holder = second.report.pointer("/router/decode_node");
+        let holder = holder.and_then(Value::as_str).unwrap().to_owned();
+        let at = cluster
+            .decode
+            .iter()
+            .position(|node| holder.contains(node.url().trim_start_matches("http://")))
+            .unwrap();
+        cluster.decode[at].kill();
+        let reset = cluster.prefill[0].url();
+        talk.client.reset_prefix_cache(&reset).await.unwrap();
+        let third = talk.turn("third").await;
+        assert_eq!(read_tokens(&third), 0);
+        // The next one is read from the node that is left.
+        talk.client.reset_prefix_cache(&reset).await.unwrap();
+        let fourth = talk.turn("fourth").await;
+        assert!(
+            hit(&fourth) && read_tokens(&fourth) > 100,
+            "{:?}",
+            fourth.report
+        );
+        // And when none is left, the prefill node answers whole.
+        cluster.decode[1 - at].kill();
+        talk.turn("fifth").await;
+        nothing_leaks(&cluster.prefill).await;
+    });
+}
+
+#[test]
+fn a_prefill_node_that_is_killed_costs_time_only() {
+    let Some(runtime) = runtime("a_prefill_node_that_is_killed_costs_time_only") else {
+        return;
+    };
+    runtime.block_on(async {
+        let mut cluster = Cluster::start(&spec(2, 1)).unwrap();
+        // The reference is the node that stays.
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 1, Some("prefill-killed"));
+        talk.turn("first").await;
+        talk.turn("second").await;
+        cluster.prefill[0].kill();
+        let third = talk.turn("third").await;
+        assert!(third.prompt_tokens > 0);
+        let fourth = talk.turn("fourth").await;
+        assert!(hit(&fourth), "{:?}", fourth.report);
+        nothing_leaks(cluster.prefill.iter().skip(1).chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn a_router_that_is_restarted_knows_nothing_and_is_right() {
+    let Some(runtime) = runtime("a_router_that_is_restarted_knows_nothing_and_is_right") else {
+        return;
+    };
+    runtime.block_on(async {
+        let spec = spec(1, 1);
+        let mut cluster = Cluster::start(&spec).unwrap();
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, Some("router"));
+        talk.turn("first").await;
+        cluster.router.kill();
+        let router = Cluster::router(&spec, &cluster.prefill, &cluster.decode, 0).unwrap();
+        talk.client = Client::new(&router.url(), "key-router").unwrap();
+        let second = talk.turn("second").await;
+        assert!(!hit(&second));
+        assert!(hit(&talk.turn("third").await));
+        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn turns_at_once_and_clients_that_leave_do_no_harm() {
+    let Some(runtime) = runtime("turns_at_once_and_clients_that_leave_do_no_harm") else {
+        return;
+    };
+    runtime.block_on(async {
+        let cluster = Cluster::start(&spec(1, 1)).unwrap();
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, Some("twice"));
+        talk.turn("first").await;
+        // Two next turns of one conversation at once: one of them finds the blocks.
+        talk.messages
+            .push(json!({"role": "user", "content": "And now?"}));
+        let (a, b) = tokio::join!(
+            talk.client.chat(talk.ask(), |_| {}),
+            talk.client.chat(talk.ask(), |_| {})
+        );
+        let (a, b) = (a.unwrap(), b.unwrap());
+        assert_eq!(a.text, b.text);
+        assert!(hit(&a) != hit(&b), "{:?} {:?}", a.report, b.report);
+        talk.messages
+            .push(json!({"role": "assistant", "content": a.text}));
+        // A client that leaves at whatever moment.
+        for wait in [1, 20, 60, 120, 250, 500, 900] {
+            let mut messages = talk.messages.clone();
+            messages
+                .push(json!({"role": "user", "content": "Tell me a very long story. ".repeat(20)}));
+            let ask = Ask {
+                messages: &messages,
+                max_tokens: 200,
+                ignore_eos: true,
+                ..talk.ask()
+            };
+            let asked = talk.client.chat(ask, |_| {});
+            let _ = tokio::time::timeout(Duration::from_millis(wait), asked).await;
+        }
+        talk.turn("second").await;
+        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn two_hundred_requests_at_once_are_all_answered() {
+    let Some(runtime) = runtime("two_hundred_requests_at_once_are_all_answered") else {
+        return;
+    };
+    runtime.block_on(async {
+        let cluster = Cluster::start(&spec(1, 1)).unwrap();
+        let client = Client::new(&cluster.router.url(), "crowd").unwrap();
+        let mut asked = tokio::task::JoinSet::new();
+        for n in 0..200 {
+            let client = client.clone();
+            asked.spawn(async move {
+                let messages =
+                    [json!({"role": "user", "content": format!("Count from {}.", n % 20)})];
+                let ask = Ask {
+                    conversation: None,
+                    messages: &messages,
+                    max_tokens: 3,
+                    ignore_eos: true,
+                };
+                (n % 20, client.chat(ask, |_| {}).await)
+            });
+        }
+        let mut texts: Vec<Option<String>> = vec![None; 20];
+        while let Some(one) = asked.join_next().await {
+            let (n, answer) = one.unwrap();
+            let answer = answer.unwrap();
+            // The same question has the same answer, whoever else is served.
+            let text = texts[n].get_or_insert_with(|| answer.text.clone());
+            assert_eq!(*text, answer.text);
+        }
+        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
