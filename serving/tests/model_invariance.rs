@@ -83,7 +83,10 @@ fn kv(pool: &KvPool, table: &[BlockId]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn check(model: &Model, cuts: &[usize]) {
+/// Block size, cut, and the lengths of the chunks beside it.
+type Case<'a> = (u32, usize, &'a [usize]);
+
+fn check(model: &Model, cuts: &[usize], cases: &[Case<'_>]) {
     let (kv, logits) = run(model, 16, TOKENS, &[]);
     assert!(logits.iter().all(|bits| f32::from_bits(*bits).is_finite()));
     let same = |block_tokens, cut, others: &[usize]| {
@@ -95,23 +98,29 @@ fn check(model: &Model, cuts: &[usize]) {
     for cut in cuts {
         same(16, *cut, &[]);
     }
-    same(32, 100, &[]);
-    same(5, TOKENS, &[]);
-    same(16, TOKENS, &[1]);
-    same(16, 64, &[1, 1, 37, 256]);
-    same(16, 255, &[1]);
-    same(16, 33, &[100, 3]);
+    for (block_tokens, cut, others) in cases {
+        same(*block_tokens, *cut, others);
+    }
 }
 
 #[test]
 fn a_small_model_computes_the_same_bits_however_the_work_is_cut() {
     let model = Model::seeded(ModelConfig::tiny(), 7).unwrap();
-    check(&model, &[1, 2, 7, 16, 64, 129, 256, 299]);
+    let cases: &[Case<'_>] = &[
+        (32, 100, &[]),
+        (5, TOKENS, &[]),
+        (16, TOKENS, &[1]),
+        (16, 64, &[1, 1, 37, 256]),
+        (16, 255, &[1]),
+        (16, 33, &[100, 3]),
+    ];
+    check(&model, &[1, 2, 7, 16, 64, 129, 256, 299], cases);
 }
 
 #[test]
 fn the_real_model_computes_the_same_bits_however_the_work_is_cut() {
     if let Some(loaded) = common::loaded() {
-        check(&loaded.model, &[1, 7, 16, 64, 256]);
+        let cases: &[Case<'_>] = &[(32, 255, &[1]), (16, 64, &[1, 37, 7])];
+        check(&loaded.model, &[1, 7, 16, 64, 256], cases);
     }
 }
