@@ -155,7 +155,9 @@ struct Candidate {
 }
 
 fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    // None is NaN: those were left out.
+    let by_logit = b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal);
+    by_logit.then(a.id.cmp(&b.id))
 }
 
 #[cfg(test)]
