@@ -25,7 +25,10 @@ fn file() -> File {
     let number = |value: u32| Value::U32(value);
     let text = |value: &str| Value::String(value.to_owned());
     let texts = |values: &[String]| Value::Array(values.iter().map(|v| text(v)).collect());
-    let types = vocab.iter().enumerate().map(|(i, _)| Value::I32(if i == 0 { 3 } else { 1 }));
+    let types = vocab
+        .iter()
+        .enumerate()
+        .map(|(i, _)| Value::I32(if i == 0 { 3 } else { 1 }));
     let metadata = [
         ("general.architecture", text("llama")),
         ("general.name", text("small")),
@@ -66,7 +69,9 @@ fn file() -> File {
     tensor("blk.0.ffn_up", &[FFN, WIDTH]);
     tensor("blk.0.ffn_down", &[WIDTH, FFN]);
     File {
-        metadata: metadata.map(|(key, value)| (key.to_owned(), value)).to_vec(),
+        metadata: metadata
+            .map(|(key, value)| (key.to_owned(), value))
+            .to_vec(),
         tensors,
     }
 }
@@ -74,10 +79,16 @@ fn file() -> File {
 impl File {
     fn bytes(&self) -> Vec<u8> {
         let mut out = Cursor::new(Vec::new());
-        let metadata: Vec<(&str, &Value)> =
-            self.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
-        let tensors: Vec<(&str, &QTensor)> =
-            self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let metadata: Vec<(&str, &Value)> = self
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value))
+            .collect();
+        let tensors: Vec<(&str, &QTensor)> = self
+            .tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor))
+            .collect();
         gguf_file::write(&mut out, &metadata, &tensors).unwrap();
         out.into_inner()
     }
@@ -151,9 +162,15 @@ fn metadata_that_cannot_be_are_refused() {
         ("tokenizer.ggml.pre", Value::String("qwen2".to_owned())),
         ("tokenizer.ggml.tokens", Value::Array(vec![])),
         ("tokenizer.ggml.token_type", Value::Array(vec![])),
-        ("tokenizer.ggml.merges", Value::Array(vec![Value::String("a zz".to_owned())])),
+        (
+            "tokenizer.ggml.merges",
+            Value::Array(vec![Value::String("a zz".to_owned())]),
+        ),
         // Both are tokens, and longer together than any token.
-        ("tokenizer.ggml.merges", Value::Array(vec![Value::String("<|im_end|> ab".to_owned())])),
+        (
+            "tokenizer.ggml.merges",
+            Value::Array(vec![Value::String("<|im_end|> ab".to_owned())]),
+        ),
         ("tokenizer.ggml.merges", Value::Array(vec![number(1)])),
         ("tokenizer.ggml.eos_token_id", number(9999)),
         ("tokenizer.ggml.eos_token_id", number(1)),
@@ -212,25 +229,58 @@ proptest! {
 #[test]
 fn chunks_and_pools_that_do_not_fit_are_refused() {
     let model = Model::seeded(ModelConfig::tiny(), 1).unwrap();
-    let pool = |layout| kv_xfer::memory::KvPool::host(layout, 4, &Default::default()).unwrap().0;
+    let pool = |layout| {
+        kv_xfer::memory::KvPool::host(layout, 4, &Default::default())
+            .unwrap()
+            .0
+    };
     let good = pool(model.layout(16).unwrap());
     let table: Vec<_> = (0..4).map(kv_xfer::ids::BlockId).collect();
-    let chunk = Chunk { tokens: &[1, 2], start: 0, blocks: &table, logits: true };
+    let chunk = Chunk {
+        tokens: &[1, 2],
+        start: 0,
+        blocks: &table,
+        logits: true,
+    };
     assert!(model.forward(&good, &[chunk]).is_ok());
     assert!(model.forward(&good, &[]).unwrap().is_empty());
     let outside = [kv_xfer::ids::BlockId(99)];
     for wrong in [
-        Chunk { tokens: &[], ..chunk },
-        Chunk { tokens: &[300], ..chunk },
+        Chunk {
+            tokens: &[],
+            ..chunk
+        },
+        Chunk {
+            tokens: &[300],
+            ..chunk
+        },
         Chunk { start: 63, ..chunk },
-        Chunk { start: usize::MAX, ..chunk },
-        Chunk { start: 1024, ..chunk },
-        Chunk { blocks: &[], ..chunk },
+        Chunk {
+            start: usize::MAX,
+            ..chunk
+        },
+        Chunk {
+            start: 1024,
+            ..chunk
+        },
+        Chunk {
+            blocks: &[],
+            ..chunk
+        },
     ] {
         let result = model.forward(&good, &[chunk, wrong]);
-        assert!(matches!(result, Err(ModelError::Chunk { index: 1, .. })), "{wrong:?}");
+        assert!(
+            matches!(result, Err(ModelError::Chunk { index: 1, .. })),
+            "{wrong:?}"
+        );
     }
-    let result = model.forward(&good, &[Chunk { blocks: &outside, ..chunk }]);
+    let result = model.forward(
+        &good,
+        &[Chunk {
+            blocks: &outside,
+            ..chunk
+        }],
+    );
     assert!(matches!(result, Err(ModelError::Access(_))));
 
     let claim = good.claim(vec![table[0]]).unwrap();
@@ -238,9 +288,25 @@ fn chunks_and_pools_that_do_not_fit_are_refused() {
     assert!(matches!(result, Err(ModelError::Access(_))));
     drop(claim);
 
-    let other = Model::seeded(ModelConfig { layers: 3, ..ModelConfig::tiny() }, 1).unwrap();
+    let other = Model::seeded(
+        ModelConfig {
+            layers: 3,
+            ..ModelConfig::tiny()
+        },
+        1,
+    )
+    .unwrap();
     let result = model.forward(&pool(other.layout(16).unwrap()), &[chunk]);
     assert!(matches!(result, Err(ModelError::Pool { .. })));
     assert!(model.layout(0).is_err());
-    assert!(Model::seeded(ModelConfig { head_dim: 17, ..ModelConfig::tiny() }, 1).is_err());
+    assert!(
+        Model::seeded(
+            ModelConfig {
+                head_dim: 17,
+                ..ModelConfig::tiny()
+            },
+            1
+        )
+        .is_err()
+    );
 }

@@ -88,7 +88,10 @@ fn texts_are_encoded_as_by_the_reference() {
         assert_eq!(plain, text.plain, "{:?}", text.text);
         assert_eq!(tokenizer.decode(&plain), text.text);
         let mut stream = tokenizer.stream();
-        let mut shown: String = plain.iter().filter_map(|token| stream.push(*token)).collect();
+        let mut shown: String = plain
+            .iter()
+            .filter_map(|token| stream.push(*token))
+            .collect();
         shown.extend(stream.finish());
         assert_eq!(shown, text.text);
     }

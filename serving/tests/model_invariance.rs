@@ -16,36 +16,48 @@ fn prompt(seed: u32, len: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// Runs a prompt in chunks, beside others; returns its KV, token by token, and the last logits.
-fn run(
-    model: &Model,
-    block_tokens: u32,
-    cut: usize,
-    others: &[usize],
-) -> (Vec<Vec<u8>>, Vec<u32>) {
+fn run(model: &Model, block_tokens: u32, cut: usize, others: &[usize]) -> (Vec<Vec<u8>>, Vec<u32>) {
     let vocab = model.config().vocab;
     let per_sequence = (TOKENS as u32 * 2).div_ceil(block_tokens);
-    let pool = common::pool(model, block_tokens, per_sequence * (others.len() as u32 + 1));
+    let pool = common::pool(
+        model,
+        block_tokens,
+        per_sequence * (others.len() as u32 + 1),
+    );
     // What is not the sequence's own must not matter, even if it is no number.
     let whole = usize::try_from(pool.layout().block_bytes()).unwrap();
     for block in 0..pool.block_count() {
-        pool.write_block(0, BlockId(block), 0, &vec![0xff; whole]).unwrap();
+        pool.write_block(0, BlockId(block), 0, &vec![0xff; whole])
+            .unwrap();
     }
     let mut tables: Vec<Vec<BlockId>> = (0..=others.len() as u32)
         .map(|i| common::blocks(i * per_sequence..(i + 1) * per_sequence))
         .collect();
     tables[0].reverse();
     let tokens = prompt(1, TOKENS, vocab);
-    let other_tokens: Vec<Vec<u32>> = (2..).zip(others).map(|(s, _)| prompt(s, 2 * TOKENS, vocab)).collect();
+    let other_tokens: Vec<Vec<u32>> = (2..)
+        .zip(others)
+        .map(|(s, _)| prompt(s, 2 * TOKENS, vocab))
+        .collect();
     let mut logits = None;
     let mut done = vec![0; others.len()];
     for start in (0..TOKENS).step_by(cut) {
         let end = TOKENS.min(start + cut);
         let mut chunks = Vec::new();
-        let chunk = |tokens, start, blocks| Chunk { tokens, start, blocks, logits: true };
+        let chunk = |tokens, start, blocks| Chunk {
+            tokens,
+            start,
+            blocks,
+            logits: true,
+        };
         for (i, len) in others.iter().enumerate() {
             let len = (*len).min(2 * TOKENS - done[i]);
             if len > 0 {
-                chunks.push(chunk(&other_tokens[i][done[i]..done[i] + len], done[i], &tables[i + 1]));
+                chunks.push(chunk(
+                    &other_tokens[i][done[i]..done[i] + len],
+                    done[i],
+                    &tables[i + 1],
+                ));
                 done[i] += len;
             }
         }
@@ -53,7 +65,11 @@ fn run(
         chunks.insert(own, chunk(&tokens[start..end], start, &tables[0]));
         logits = model.forward(&pool, &chunks).unwrap().remove(own);
     }
-    let logits = logits.unwrap().iter().map(|logit| logit.to_bits()).collect();
+    let logits = logits
+        .unwrap()
+        .iter()
+        .map(|logit| logit.to_bits())
+        .collect();
     (kv(&pool, &tables[0]), logits)
 }
 
@@ -74,7 +90,8 @@ fn kv(pool: &KvPool, table: &[BlockId]) -> Vec<Vec<u8>> {
                 for head in 0..heads {
                     let mut out = vec![0; row];
                     let offset = part.offset + ((head * block_tokens + slot) * row) as u64;
-                    pool.read_block(part.region as usize, block, offset, &mut out).unwrap();
+                    pool.read_block(part.region as usize, block, offset, &mut out)
+                        .unwrap();
                     bytes.extend(out);
                 }
             }
@@ -92,7 +109,10 @@ fn check(model: &Model, cuts: &[usize], cases: &[Case<'_>]) {
     let same = |block_tokens, cut, others: &[usize]| {
         let (other_kv, other_logits) = run(model, block_tokens, cut, others);
         let differs = kv.iter().zip(&other_kv).position(|(a, b)| a != b);
-        assert_eq!(differs, None, "first token whose KV differs: cut {cut}, beside {others:?}");
+        assert_eq!(
+            differs, None,
+            "first token whose KV differs: cut {cut}, beside {others:?}"
+        );
         assert_eq!(logits, other_logits, "cut {cut}, beside {others:?}");
     };
     for cut in cuts {

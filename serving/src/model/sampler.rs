@@ -114,7 +114,11 @@ impl Sampler {
         let weight = |candidate: &Candidate| {
             let below = f64::from(candidate.logit) - f64::from(best.logit);
             // The best one may be infinite.
-            if below.is_nan() { 1.0 } else { (below / temperature).exp() }
+            if below.is_nan() {
+                1.0
+            } else {
+                (below / temperature).exp()
+            }
         };
         let weights: Vec<f64> = candidates.iter().map(weight).collect();
         let total: f64 = weights.iter().sum();
@@ -201,14 +205,26 @@ mod tests {
             drawn.iter().filter(|drawn| **drawn == id).count() as f32 / 4000.0
         };
         assert!((share(&seeded(1), 0) - 0.7).abs() < 0.03);
-        let top_k = SamplingParams { top_k: 2, ..seeded(1) };
+        let top_k = SamplingParams {
+            top_k: 2,
+            ..seeded(1)
+        };
         assert!((share(&top_k, 1) - 0.2 / 0.9).abs() < 0.03);
         assert_eq!(share(&top_k, 2), 0.0);
-        let top_p = SamplingParams { top_p: 0.65, ..seeded(1) };
+        let top_p = SamplingParams {
+            top_p: 0.65,
+            ..seeded(1)
+        };
         assert_eq!(share(&top_p, 0), 1.0);
-        let top_p = SamplingParams { top_p: 0.0, ..seeded(1) };
+        let top_p = SamplingParams {
+            top_p: 0.0,
+            ..seeded(1)
+        };
         assert_eq!(share(&top_p, 0), 1.0);
-        let cold = SamplingParams { temperature: 0.5, ..seeded(1) };
+        let cold = SamplingParams {
+            temperature: 0.5,
+            ..seeded(1)
+        };
         assert!((share(&cold, 0) - 0.49 / 0.54).abs() < 0.03);
     }
 
