@@ -71,23 +71,26 @@ impl WithSimd for Gate<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let one = simd.splat_f32s(1.0);
-        let silu = |gate: S::f32s, up: S::f32s| {
-            let below = simd.add_f32s(one, exp(simd, simd.neg_f32s(gate)));
-            simd.mul_f32s(simd.div_f32s(gate, below), up)
-        };
         let (out, out_rest) = S::as_mut_simd_f32s(self.out);
         let (gates, gates_rest) = S::as_simd_f32s(self.gate);
         let (ups, ups_rest) = S::as_simd_f32s(self.up);
         for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
-            *out = silu(*gate, *up);
+            *out = silu(simd, *gate, *up);
         }
         let rest = silu(
+            simd,
             simd.partial_load_f32s(gates_rest),
             simd.partial_load_f32s(ups_rest),
         );
         simd.partial_store_f32s(out_rest, rest);
     }
+}
+
+/// Not a closure, which would not be compiled for the vector instructions.
+#[inline(always)]
+fn silu<S: Simd>(simd: S, gate: S::f32s, up: S::f32s) -> S::f32s {
+    let below = simd.add_f32s(simd.splat_f32s(1.0), exp(simd, simd.neg_f32s(gate)));
+    simd.mul_f32s(simd.div_f32s(gate, below), up)
 }
 
 /// The angles of every position, computed once so that they are the same everywhere.

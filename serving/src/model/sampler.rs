@@ -159,5 +159,86 @@ struct Candidate {
 }
 
 fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    // None is NaN: those were left out.
+    let by_logit = b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal);
+    by_logit.then(a.id.cmp(&b.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draws(params: &SamplingParams, logits: &[f32], count: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(params);
+        (0..count).map(|_| sampler.sample(logits)).collect()
+    }
+
+    fn seeded(seed: u64) -> SamplingParams {
+        SamplingParams {
+            seed: Some(seed),
+            ..SamplingParams::default()
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_likeliest() {
+        let logits = [0.0, 3.0, f32::NAN, 3.0, f32::NEG_INFINITY];
+        assert_eq!(draws(&SamplingParams::greedy(), &logits, 2), [1, 1]);
+        assert_eq!(draws(&SamplingParams::greedy(), &[], 1), [0]);
+        assert_eq!(draws(&SamplingParams::greedy(), &[-0.0, 0.0], 1), [0]);
+        assert_eq!(draws(&seeded(1), &[f32::NAN, f32::NEG_INFINITY], 1), [0]);
+    }
+
+    #[test]
+    fn a_seed_repeats_the_choices() {
+        let logits: Vec<f32> = (0..100).map(|i| (i % 7) as f32).collect();
+        let first = draws(&seeded(5), &logits, 50);
+        assert_eq!(first, draws(&seeded(5), &logits, 50));
+        assert_ne!(first, draws(&seeded(6), &logits, 50));
+    }
+
+    #[test]
+    fn choices_follow_the_distribution() {
+        let logits = [0.7_f32.ln(), 0.2_f32.ln(), 0.1_f32.ln()];
+        let share = |params: &SamplingParams, id| {
+            let drawn = draws(params, &logits, 4000);
+            drawn.iter().filter(|drawn| **drawn == id).count() as f32 / 4000.0
+        };
+        assert!((share(&seeded(1), 0) - 0.7).abs() < 0.03);
+        let top_k = SamplingParams {
+            top_k: 2,
+            ..seeded(1)
+        };
+        assert!((share(&top_k, 1) - 0.2 / 0.9).abs() < 0.03);
+        assert_eq!(share(&top_k, 2), 0.0);
+        let top_p = SamplingParams {
+            top_p: 0.65,
+            ..seeded(1)
+        };
+        assert_eq!(share(&top_p, 0), 1.0);
+        let top_p = SamplingParams {
+            top_p: 0.0,
+            ..seeded(1)
+        };
+        assert_eq!(share(&top_p, 0), 1.0);
+        let cold = SamplingParams {
+            temperature: 0.5,
+            ..seeded(1)
+        };
+        assert!((share(&cold, 0) - 0.49 / 0.54).abs() < 0.03);
+    }
+
+    #[test]
+    fn penalties_make_way_for_other_tokens() {
+        let params = SamplingParams {
+            frequency_penalty: 0.4,
+            ..SamplingParams::greedy()
+        };
+        assert_eq!(draws(&params, &[1.0, 0.5], 5), [0, 0, 1, 0, 1]);
+        let params = SamplingParams {
+            presence_penalty: 2.0,
+            ..SamplingParams::greedy()
+        };
+        assert_eq!(draws(&params, &[1.0, 0.5, 0.2], 4), [0, 1, 2, 0]);
+    }
 }

@@ -1,5 +1,7 @@
 //! Vector code that several kernels share.
 
+use std::f32::consts::LOG2_E;
+
 use pulp::Simd;
 
 /// Below this the exponential is zero: the result would be no normal number.
@@ -22,24 +24,31 @@ const POLYNOMIAL: [f32; 6] = [
 /// The exponential of every lane.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    let splat = |value| simd.splat_f32s(value);
-    let is_zero = simd.less_than_f32s(x, splat(LOWEST));
-    let x = simd.max_f32s(simd.min_f32s(x, splat(HIGHEST)), splat(LOWEST));
-    let rounded = simd.mul_add_e_f32s(x, splat(std::f32::consts::LOG2_E), splat(ROUND));
-    let whole = simd.sub_f32s(rounded, splat(ROUND));
-    let rest = simd.mul_add_e_f32s(whole, splat(-LN_2_HIGH), x);
-    let rest = simd.mul_add_e_f32s(whole, splat(-LN_2_LOW), rest);
+    let is_zero = simd.less_than_f32s(x, simd.splat_f32s(LOWEST));
+    let x = simd.min_f32s(x, simd.splat_f32s(HIGHEST));
+    let x = simd.max_f32s(x, simd.splat_f32s(LOWEST));
+    let (log_2_e, round) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(ROUND));
+    let rounded = simd.mul_add_e_f32s(x, log_2_e, round);
+    let whole = simd.sub_f32s(rounded, round);
+    let rest = simd.mul_add_e_f32s(whole, simd.splat_f32s(-LN_2_HIGH), x);
+    let rest = simd.mul_add_e_f32s(whole, simd.splat_f32s(-LN_2_LOW), rest);
     let [first, others @ ..] = POLYNOMIAL;
-    let mut sum = splat(first);
+    let mut sum = simd.splat_f32s(first);
     for factor in others {
-        sum = simd.mul_add_e_f32s(sum, rest, splat(factor));
+        sum = simd.mul_add_e_f32s(sum, rest, simd.splat_f32s(factor));
     }
     let square = simd.mul_f32s(rest, rest);
-    let value = simd.mul_add_e_f32s(sum, square, simd.add_f32s(rest, splat(1.0)));
+    let beginning = simd.add_f32s(rest, simd.splat_f32s(1.0));
+    let value = simd.mul_add_e_f32s(sum, square, beginning);
     // Adds the whole part to the exponent.
-    let shift = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(rounded), simd.splat_u32s(23));
+    let bits = simd.transmute_u32s_f32s(rounded);
+    let shift = simd.wrapping_dyn_shl_u32s(bits, simd.splat_u32s(23));
     let bits = simd.add_u32s(simd.transmute_u32s_f32s(value), shift);
-    simd.select_f32s(is_zero, splat(0.0), simd.transmute_f32s_u32s(bits))
+    simd.select_f32s(
+        is_zero,
+        simd.splat_f32s(0.0),
+        simd.transmute_f32s_u32s(bits),
+    )
 }
 
 /// The rows of a product that are computed at once, and the rows of a matrix `[depth, columns]`.

@@ -121,17 +121,17 @@ impl Tokenizer {
                     .map(|name| AddedToken::from(name.as_str(), true)),
             )
             .map_err(|error| wrong(error.to_string()))?;
+        if !specials.contains_key(eos) {
+            return Err(wrong(
+                "the token that ends texts is no special one".to_owned(),
+            ));
+        }
         let ends = std::iter::once(&eos).chain(ENDS);
         let mut eos: Vec<u32> = Vec::new();
         for id in ends.filter_map(|name| specials.get(*name)) {
             if !eos.contains(id) {
                 eos.push(*id);
             }
-        }
-        if eos.is_empty() {
-            return Err(wrong(
-                "the token that ends texts is no special one".to_owned(),
-            ));
         }
         Ok(Self {
             shared: Arc::new(Shared {
