@@ -65,7 +65,7 @@ enum Failure {
     TimedOut,
     Broken(String),
     /// It says that it cannot.
-    Refused(Whole),
+    Refused(Box<Whole>),
 }
 
 /// Why there is no answer.
@@ -216,7 +216,7 @@ impl Legs<'_> {
         {
             let left = first.saturating_sub(begun.elapsed());
             let read = read_whole(response, limit.min(MAX_ERROR_BYTES));
-            return Err(Failure::Refused(within(left, read).await??));
+            return Err(Failure::Refused(Box::new(within(left, read).await??)));
         }
         if is_event_stream(response.headers()) {
             let left = first.saturating_sub(begun.elapsed());

@@ -16,7 +16,7 @@ use crate::history::History;
 use crate::legs::{Answer, Legs, Prefilled};
 use crate::metrics::Outcome;
 use crate::nodes::{NodeId, Role};
-use crate::record::Recorder;
+use crate::record::{Recorder, Subject};
 use crate::relay::{Ending, Relay};
 use crate::report::{self, Report, RouterReport};
 use crate::request::{Api, ClientBody, REQUEST_ID, end_to_end, for_nodes, read_body};
@@ -199,16 +199,17 @@ impl<'a> Talk<'a> {
                 prefill: prefilled.and_then(|p| p.report),
             }
         });
-        let mut recorder = Recorder::new(
-            Arc::clone(shared),
-            self.turn,
-            self.keep,
-            self.id,
+        let mut recorder = Recorder::new(Subject {
+            shared: Arc::clone(shared),
+            place: *self.turn.place(),
+            turn: Some(self.turn),
+            id: self.id,
+            keep: self.keep,
             holder,
             homes,
-            self.history,
+            history: self.history,
             report,
-        );
+        });
         match answer {
             Answer::Whole(mut whole) => {
                 ending.set(whole.outcome());
