@@ -264,7 +264,12 @@ async fn events_over_the_limit_pass_and_are_counted() {
     let (head, tail) = long.split_at(3000);
     // Seen to be too long before it has ended.
     let gate = Arc::new(Semaphore::new(0));
-    let steps = [send(head), Step::Wait(Arc::clone(&gate)), send(tail), send("data: [DONE]\n\n")];
+    let steps = [
+        send(head),
+        Step::Wait(Arc::clone(&gate)),
+        send(tail),
+        send("data: [DONE]\n\n"),
+    ];
     d.next_stream(steps.to_vec());
     let mut response = client.chat(&body("c", true)).send().await.unwrap();
     let mut got = response.chunk().await.unwrap().unwrap().to_vec();
