@@ -99,6 +99,12 @@ async fn without_prefill_decode_computes_all() {
 #[tokio::test]
 async fn a_handle_that_reached_no_node_is_kept() {
     let (mut p, d, client) = four(|_| {}).await;
+    for p in &p {
+        p.keep_no_connections();
+    }
+    // Uses up the connections over which health was asked for.
+    client.turn("a", true).await;
+    client.turn("b", true).await;
     client.turn("c", true).await;
     for p in &mut p {
         p.kill();
@@ -125,7 +131,7 @@ async fn a_handle_that_reached_no_node_is_kept() {
         .flat_map(Node::seen)
         .map(|seen| seen.params()["remote_engine_id"].clone())
         .collect();
-    assert!(params.contains(&json!("d0")), "{params:?}");
+    assert!(params.iter().any(|engine| !engine.is_null()), "{params:?}");
 }
 
 #[tokio::test]

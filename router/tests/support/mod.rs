@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -80,6 +80,7 @@ struct Inner {
     /// Requests that were given up before their answer was complete.
     cancelled: watch::Sender<usize>,
     healthy: Mutex<StatusCode>,
+    close: AtomicBool,
 }
 
 /// A node on a runtime of its own, so that it can be killed with all its connections.
@@ -103,6 +104,7 @@ impl Node {
             answers: AtomicU64::new(0),
             cancelled: watch::Sender::new(0),
             healthy: Mutex::new(StatusCode::OK),
+            close: AtomicBool::new(false),
         });
         let listener = std::net::TcpListener::bind(addr).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -136,11 +138,19 @@ impl Node {
         format!("http://{}", self.addr)
     }
 
-    /// Kills it with all its connections.
+    /// Kills it with all its connections; returns when they are closed.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            // A runtime must not be waited for on a thread of another one.
+            let ended = std::thread::spawn(move || runtime.shutdown_timeout(LONG));
+            ended.join().unwrap();
         }
+    }
+
+    /// From now on it closes every connection after one answer, so that none is left when it is killed
+    /// on which a request could still be sent.
+    pub fn keep_no_connections(&self) {
+        self.inner.close.store(true, Ordering::Relaxed);
     }
 
     /// Starts it again, where it was.
@@ -224,6 +234,16 @@ impl Drop for Watch {
 }
 
 async fn handle(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let close = inner.close.load(Ordering::Relaxed);
+    let mut response = answer(inner, request).await;
+    if close {
+        let value = "close".parse().unwrap();
+        response.headers_mut().insert("connection", value);
+    }
+    response
+}
+
+async fn answer(inner: Arc<Inner>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     if path == "/health" {
