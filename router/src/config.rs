@@ -69,7 +69,8 @@ pub struct RouterConfig {
     pub max_request_bytes: usize,
     /// Bytes of an answer that is not streamed.
     pub max_answer_bytes: usize,
-    /// Bytes of a stream's event. Longer ones are relayed without a look into them.
+    /// Bytes of a stream's event that are held back until it has ended. Longer events are relayed without a
+    /// look into them.
     pub max_event_bytes: usize,
 }
 

@@ -65,7 +65,7 @@ enum Failure {
     TimedOut,
     Broken(String),
     /// It says that it cannot.
-    Refused(Whole),
+    Refused(Box<Whole>),
 }
 
 /// Why there is no answer.
@@ -116,24 +116,26 @@ impl Legs<'_> {
         Ok(None)
     }
 
-    /// Has the answer generated, with what prefill said, or by a prefill node if no decode node can.
-    pub async fn decode(&self, params: Option<&str>) -> Result<(Answer, Busy, bool), NoAnswer> {
-        let mut last = None;
+    /// Has the answer generated, with what prefill said. If no decode node can, a prefill node answers
+    /// whole, at best the one that has just computed the prompt; this is said by the last of the three.
+    pub async fn decode(
+        &self,
+        prefilled: Option<&Prefilled>,
+    ) -> Result<(Answer, Busy, bool), NoAnswer> {
+        let params = prefilled.and_then(|prefilled| prefilled.params.as_deref());
         let body = self.body.for_decode(params);
-        match self
-            .generate(&self.shared.decode, self.homes.decode, &body)
-            .await
-        {
+        let decode = self.generate(&self.shared.decode, self.homes.decode, &body);
+        let failure = match decode.await {
             Ok((answer, busy)) => return Ok((answer, busy, false)),
-            Err(failure) => last = failure.or(last),
-        }
+            Err(failure) => failure,
+        };
         let body = self.body.for_decode(None);
-        match self
-            .generate(&self.shared.prefill, self.homes.prefill, &body)
-            .await
-        {
+        let near = prefilled
+            .map(|prefilled| prefilled.node)
+            .or(self.homes.prefill);
+        match self.generate(&self.shared.prefill, near, &body).await {
             Ok((answer, busy)) => Ok((answer, busy, true)),
-            Err(failure) => Err(NoAnswer(failure.or(last))),
+            Err(last) => Err(NoAnswer(last.or(failure))),
         }
     }
 
@@ -214,9 +216,9 @@ impl Legs<'_> {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
             )
         {
-            let left = first.saturating_sub(begun.elapsed());
+            let left = until_head.saturating_sub(begun.elapsed());
             let read = read_whole(response, limit.min(MAX_ERROR_BYTES));
-            return Err(Failure::Refused(within(left, read).await??));
+            return Err(Failure::Refused(Box::new(within(left, read).await??)));
         }
         if is_event_stream(response.headers()) {
             let left = first.saturating_sub(begun.elapsed());

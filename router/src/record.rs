@@ -22,8 +22,8 @@ use crate::store::{Handle, Homes, Place, Turn};
 /// An answer of more bytes is not remembered as part of a history.
 const MAX_REMEMBERED_ANSWER: usize = 16 << 20;
 
-/// What is known of a turn while its answer passes.
-pub(crate) struct Recorder {
+/// A turn whose answer passes.
+pub(crate) struct Subject {
     pub shared: Arc<Shared>,
     /// Under way until the answer has ended.
     pub turn: Option<Turn>,
@@ -37,6 +37,11 @@ pub(crate) struct Recorder {
     /// Present if the conversation is recognised by what is said in it.
     pub history: Option<History>,
     pub report: Option<Report>,
+}
+
+/// Looks into one answer.
+pub(crate) struct Recorder {
+    subject: Subject,
     state: State,
 }
 
@@ -58,34 +63,20 @@ struct Choice {
 }
 
 impl Recorder {
-    pub fn new(
-        shared: Arc<Shared>,
-        turn: Turn,
-        keep: bool,
-        id: ConversationId,
-        holder: NodeId,
-        homes: Homes,
-        history: Option<History>,
-        report: Option<Report>,
-    ) -> Self {
+    pub fn new(subject: Subject) -> Self {
         let state = State {
-            answer: history.is_some().then(Message::answer),
+            answer: subject.history.is_some().then(Message::answer),
             ..State::default()
         };
-        let place = *turn.place();
-        let turn = Some(turn);
-        Self {
-            shared,
-            turn,
-            place,
-            keep,
-            id,
-            holder,
-            homes,
-            history,
-            report,
-            state,
-        }
+        Self { subject, state }
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.subject.shared
+    }
+
+    pub fn holder(&self) -> NodeId {
+        self.subject.holder
     }
 
     /// A whole answer that is not streamed. Gives back what to relay in its place, if it is to change.
@@ -109,11 +100,14 @@ impl Recorder {
         if std::mem::replace(&mut self.state.ended, true) {
             return;
         }
-        if !self.state.stored && self.keep {
-            self.shared.store.put_nothing(&self.place, self.homes);
+        if !self.state.stored && self.subject.keep {
+            self.subject
+                .shared
+                .store
+                .put_nothing(&self.subject.place, self.subject.homes);
         }
         self.remember();
-        self.turn = None;
+        self.subject.turn = None;
     }
 
     /// Whether the answer has ended well.
@@ -123,7 +117,7 @@ impl Recorder {
 
     fn look(&mut self, text: &str) -> Option<String> {
         let has_params = memmem::find(text.as_bytes(), b"\"kv_transfer_params\"").is_some();
-        if !has_params && self.state.answer.is_none() && self.report.is_none() {
+        if !has_params && self.state.answer.is_none() && self.subject.report.is_none() {
             return None;
         }
         let mut fields = Fields::parse(text).ok()?;
@@ -140,7 +134,7 @@ impl Recorder {
                 .is_none_or(|choice| choice.index.unwrap_or(0) == 0);
             changed = self.catch(&mut fields, first);
         }
-        if let Some(report) = &self.report
+        if let Some(report) = &self.subject.report
             && (finished || fields.get("kvx").is_some())
         {
             let report = report.with_decode(fields.get("kvx"));
@@ -172,7 +166,7 @@ impl Recorder {
         if let Some(value) = fields.get(PARAMS).filter(|value| *value != "null") {
             params = Some(value.to_owned());
         }
-        let strip = !self.shared.config.return_kv_params;
+        let strip = !self.subject.shared.config.return_kv_params;
         if params.is_some() && strip {
             fields.remove(PARAMS);
             changed = true;
@@ -191,15 +185,21 @@ impl Recorder {
     }
 
     fn store(&mut self, params: &str) {
-        if !self.keep {
+        if !self.subject.keep {
             return;
         }
-        self.shared
+        self.subject
+            .shared
             .metrics
             .handle_bytes
             .observe(params.len() as f64);
-        let handle = Handle::new(params, self.holder);
-        if !self.shared.store.put(&self.place, handle, self.homes) {
+        let handle = Handle::new(params, self.subject.holder);
+        if !self
+            .subject
+            .shared
+            .store
+            .put(&self.subject.place, handle, self.subject.homes)
+        {
             tracing::warn!(bytes = params.len(), "a handle is too large to be kept");
         }
         self.state.stored = true;
@@ -207,11 +207,14 @@ impl Recorder {
     }
 
     fn remember(&self) {
-        if let Some(history) = &self.history
+        if let Some(history) = &self.subject.history
             && let Some(answer) = &self.state.answer
             && let Some(beginning) = history.with_answer(answer)
         {
-            self.shared.store.remember(beginning, &self.id);
+            self.subject
+                .shared
+                .store
+                .remember(beginning, &self.subject.id);
         }
     }
 }

@@ -67,7 +67,7 @@ impl Relay {
         mut ending: Ending,
         framed: bool,
     ) -> Body {
-        let shared = Arc::clone(&recorder.shared);
+        let shared = Arc::clone(recorder.shared());
         // Counted so until it is known better; a client that goes away is told by the drop.
         ending.set(Outcome::ClientGone);
         let mut relay = Self {
@@ -104,7 +104,7 @@ impl Relay {
                 part = tokio::time::timeout(self.idle, self.upstream.chunk()) => part,
                 () = closing => return Some(self.cut("router_closing", "the router is shutting down".to_owned())),
             };
-            let node = self.recorder.holder;
+            let node = self.recorder.holder();
             let out = match part {
                 Ok(Ok(Some(bytes))) => self.pass(&bytes),
                 Ok(Ok(None)) => return self.close(),
@@ -136,7 +136,7 @@ impl Relay {
         let mut pieces = Vec::new();
         self.scanner.push(bytes, &mut pieces);
         self.recorder
-            .shared
+            .shared()
             .metrics
             .oversized_events
             .inc_by(self.scanner.take_oversized());
@@ -205,7 +205,7 @@ impl Relay {
     }
 
     fn wake_check(&self) {
-        if let Some(node) = self.recorder.shared.node(self.recorder.holder) {
+        if let Some(node) = self.recorder.shared().node(self.recorder.holder()) {
             node.check.notify_one();
         }
     }

@@ -157,7 +157,10 @@ pub(crate) struct Store {
 impl Store {
     pub fn new(limits: Limits) -> Self {
         // A handle weighs at least its share, so that one limit bounds bytes and count.
-        let share = limits.bytes / limits.conversations.max(1);
+        let share = limits
+            .bytes
+            .checked_div(limits.conversations)
+            .unwrap_or(limits.bytes);
         let share = u32::try_from(share).unwrap_or(u32::MAX).max(1);
         let weigh = move |_: &Key, handle: &Arc<Handle>| {
             u32::try_from(handle.params.len())

@@ -16,7 +16,7 @@ use crate::history::History;
 use crate::legs::{Answer, Legs, Prefilled};
 use crate::metrics::Outcome;
 use crate::nodes::{NodeId, Role};
-use crate::record::Recorder;
+use crate::record::{Recorder, Subject};
 use crate::relay::{Ending, Relay};
 use crate::report::{self, Report, RouterReport};
 use crate::request::{Api, ClientBody, REQUEST_ID, end_to_end, for_nodes, read_body};
@@ -89,13 +89,20 @@ impl<'a> Talk<'a> {
             Some(_) => None,
             None => History::of(api, body.fields(), &tenant, &body.model),
         };
-        let known = given.or_else(|| {
-            let id = store.recall(&history.as_ref()?.beginnings())?;
-            let place = place(&id);
+        let recalled = match (&given, &history) {
+            (None, Some(history)) => store.recall(&history.beginnings()),
+            _ => None,
+        };
+        let known = given.or(recalled.clone().filter(|id| {
             // Two who said the same so far and speak at once are two conversations.
-            (store.has(&place) || !store.in_use(&place)).then_some(id)
-        });
-        let named = known.is_some();
+            let place = place(id);
+            store.has(&place) || !store.in_use(&place)
+        }));
+        let unnamed = match (&known, recalled) {
+            (Some(_), _) => None,
+            (None, Some(_)) => Some(Miss::InUse),
+            (None, None) => Some(Miss::NoConversation),
+        };
         let id = known.unwrap_or_else(ConversationId::generated);
         let (turn, found) = store.begin(place(&id));
         let homes = store.homes(turn.place());
@@ -103,8 +110,8 @@ impl<'a> Talk<'a> {
             Err(Miss::BidirectionalOff)
         } else if body.many_prompts {
             Err(Miss::ManyPrompts)
-        } else if !named {
-            Err(Miss::NoConversation)
+        } else if let Some(miss) = unnamed {
+            Err(miss)
         } else {
             found.and_then(|taken| still_held(shared, taken))
         };
@@ -164,8 +171,7 @@ impl<'a> Talk<'a> {
             None if self.body.many_prompts => {}
             None => shared.metrics.fell_back("decode_alone"),
         }
-        let params = prefilled.as_ref().and_then(|p| p.params.as_deref());
-        let (answer, busy, by_prefill) = match legs.decode(params).await {
+        let (answer, busy, by_prefill) = match legs.decode(prefilled.as_ref()).await {
             Ok(decoded) => decoded,
             Err(failure) => {
                 ending.set(failure.outcome());
@@ -199,16 +205,17 @@ impl<'a> Talk<'a> {
                 prefill: prefilled.and_then(|p| p.report),
             }
         });
-        let mut recorder = Recorder::new(
-            Arc::clone(shared),
-            self.turn,
-            self.keep,
-            self.id,
+        let mut recorder = Recorder::new(Subject {
+            shared: Arc::clone(shared),
+            place: *self.turn.place(),
+            turn: Some(self.turn),
+            id: self.id,
+            keep: self.keep,
             holder,
             homes,
-            self.history,
+            history: self.history,
             report,
-        );
+        });
         match answer {
             Answer::Whole(mut whole) => {
                 ending.set(whole.outcome());
