@@ -87,11 +87,7 @@ async fn whole_and_streamed_answers_are_equal(pair: &Pair) {
 }
 
 async fn the_next_turn_reads_the_history(pair: &Pair) {
-    let client = Client {
-        key: Some("key".into()),
-        conversation: Some("history".into()),
-        ..Client::new()
-    };
+    let client = Client::of("key", Some("history"));
     let first = conversation("coffee", 14);
     let turn = client.turn(pair.nodes(), &first, None).await;
     assert_eq!(turn.text, client.computed(&pair.decode, &first).await);
@@ -183,21 +179,13 @@ async fn a_handle_serves_once(pair: &Pair) {
 }
 
 async fn handles_of_others_are_not_read(pair: &Pair) {
-    let owner = Client {
-        key: Some("mine".into()),
-        conversation: Some("a".into()),
-        ..Client::new()
-    };
+    let owner = Client::of("mine", Some("a"));
     let first = conversation("soup", 8);
     let turn = owner.turn(pair.nodes(), &first, None).await;
     let second = extended(&first, &turn.text, "Which item is the cheapest?");
     let text = owner.computed(&pair.decode, &second).await;
     for (key, conversation) in [("theirs", Some("a")), ("mine", Some("b")), ("mine", None)] {
-        let other = Client {
-            key: Some(key.into()),
-            conversation: conversation.map(str::to_owned),
-            ..Client::new()
-        };
+        let other = Client::of(key, conversation);
         other.reset(&pair.prefill).await;
         let next = other.turn(pair.nodes(), &second, Some(&turn.handle)).await;
         assert_eq!(next.prefill["fallback"], "not_authentic", "{}", next.prefill);

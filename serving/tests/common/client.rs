@@ -70,6 +70,15 @@ impl Client {
         }
     }
 
+    /// With an API key and, perhaps, a conversation.
+    pub fn of(key: &str, conversation: Option<&str>) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            conversation: conversation.map(str::to_owned),
+            ..Self::new()
+        }
+    }
+
     pub fn with(&self, fields: Value) -> Self {
         let mut client = self.clone();
         client.fields.extend(fields.as_object().unwrap().clone());
