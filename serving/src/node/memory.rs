@@ -17,6 +17,8 @@ pub struct Memory {
     /// Leases and reads.
     pub connector: Connector,
     metrics: Metrics,
+    /// Blocks of failed reads that nothing can write into any more, to be restored.
+    back: Vec<ReturnedBlocks>,
 }
 
 impl Memory {
@@ -27,10 +29,11 @@ impl Memory {
             cache,
             connector,
             metrics,
+            back: Vec::new(),
         }
     }
 
-    /// Takes back the blocks of leases and failed reads that have ended.
+    /// Takes the blocks of leases that have ended, and notes those of failed reads.
     pub fn collect(&mut self) {
         loop {
             match self.connector.freed().try_recv() {
@@ -52,10 +55,19 @@ impl Memory {
         self.booked(done);
     }
 
-    /// Nothing can write into the blocks of a failed read any more.
+    /// Nothing can write into the blocks of a failed read any more. They may come before the read's
+    /// outcome was looked at, so they are only noted.
     pub fn returned(&mut self, returned: ReturnedBlocks) {
-        let done = self.cache.restore(&returned.blocks.into_ids());
-        self.booked(done);
+        self.back.push(returned);
+    }
+
+    /// Frees the blocks of failed reads. To be called when the outcome of every read was looked at
+    /// since they came.
+    pub fn restore(&mut self) {
+        for returned in std::mem::take(&mut self.back) {
+            let done = self.cache.restore(&returned.blocks.into_ids());
+            self.booked(done);
+        }
     }
 
     /// Blocks for a sequence: free ones, then those of cached prefixes, then those of the oldest

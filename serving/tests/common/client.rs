@@ -61,7 +61,7 @@ pub struct Client {
 
 impl Client {
     pub fn new() -> Self {
-        let fields = json!({"temperature": 0, "max_tokens": 24});
+        let fields = json!({"temperature": 0, "max_tokens": 12});
         Self {
             http: reqwest::Client::builder().timeout(PATIENCE).build().unwrap(),
             key: None,
