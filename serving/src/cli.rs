@@ -167,9 +167,14 @@ pub enum Dial {
 
 fn dial(text: &str) -> Result<Dial, String> {
     if text.contains('/') {
-        return text.parse().map(Dial::Network).map_err(|error: <Network as std::str::FromStr>::Err| error.to_string());
+        return text
+            .parse()
+            .map(Dial::Network)
+            .map_err(|error: <Network as std::str::FromStr>::Err| error.to_string());
     }
-    text.parse().map(Dial::Peer).map_err(|error: <PeerAddr as std::str::FromStr>::Err| error.to_string())
+    text.parse()
+        .map(Dial::Peer)
+        .map_err(|error: <PeerAddr as std::str::FromStr>::Err| error.to_string())
 }
 
 fn engine_id(text: &str) -> Result<EngineId, NameError> {
@@ -178,7 +183,9 @@ fn engine_id(text: &str) -> Result<EngineId, NameError> {
 
 /// A duration in seconds, fractions included.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds".to_owned())?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "give a number of seconds".to_owned())?;
     if !(0.001..=31_536_000.0).contains(&seconds) {
         return Err("give a number of seconds from 0.001 to a year".to_owned());
     }
@@ -283,7 +290,9 @@ impl NodeArgs {
         let mut found = (host, port)
             .to_socket_addrs()
             .map_err(|error| wrong(error.to_string()))?;
-        let found = found.next().ok_or_else(|| wrong("it has no address".to_owned()))?;
+        let found = found
+            .next()
+            .ok_or_else(|| wrong("it has no address".to_owned()))?;
         if found.ip().is_unspecified() {
             return Err(wrong("nobody can reach an unspecified address".to_owned()));
         }
@@ -326,7 +335,10 @@ mod tests {
 
     #[test]
     fn defaults_are_vllms() {
-        let settings = node("serving decode").unwrap().settings(Role::Decode).unwrap();
+        let settings = node("serving decode")
+            .unwrap()
+            .settings(Role::Decode)
+            .unwrap();
         assert_eq!(settings.kv_recompute_threshold, 64);
         assert_eq!(settings.decoder_kv_blocks_ttl, Duration::from_secs(480));
         assert_eq!(settings.kv_lease_duration, Duration::from_secs(30));

@@ -20,7 +20,10 @@ async fn bad_input_and_clients_that_leave() {
     many_at_once(&node).await;
     let client = Client::new();
     let pool = client.settled(&node).await;
-    assert_eq!(pool["free"] + pool["cached"] + pool["leased"], pool.values().sum::<u64>());
+    assert_eq!(
+        pool["free"] + pool["cached"] + pool["leased"],
+        pool.values().sum::<u64>()
+    );
     let status = node.terminate(Duration::from_secs(20));
     assert!(status.success(), "{status}");
 }
@@ -45,9 +48,13 @@ async fn what_is_no_request_is_refused(node: &NodeProcess) {
     }
     // It fits the model, not the pool.
     let tokens: Vec<u32> = (0..3000).map(|n| 100 + n % 50).collect();
-    let answer = client.post(node, "/v1/completions", json!({"prompt": tokens})).await;
+    let answer = client
+        .post(node, "/v1/completions", json!({"prompt": tokens}))
+        .await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{answer:?}");
-    let answer = client.post(node, "/v1/completions", json!({"prompt": [9_999_999]})).await;
+    let answer = client
+        .post(node, "/v1/completions", json!({"prompt": [9_999_999]}))
+        .await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{answer:?}");
     let answer = client.chat(node, &hello, json!({"model": "other"})).await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND, "{answer:?}");
@@ -73,7 +80,10 @@ async fn malformed_parameters_are_computed_around(node: &NodeProcess) {
     };
     let nested = (0..64).fold(json!([1]), |inner, _| json!([inner]));
     for (params, counted) in [
-        (json!({"do_remote_prefill": true, "remote_block_ids": "x"}), true),
+        (
+            json!({"do_remote_prefill": true, "remote_block_ids": "x"}),
+            true,
+        ),
         (json!({"do_remote_prefill": "yes"}), true),
         (with("remote_block_ids", json!([[-1, 2]])), true),
         (with("remote_block_ids", json!([[4_000_000_000_u64]])), true),
@@ -101,7 +111,10 @@ async fn malformed_parameters_are_computed_around(node: &NodeProcess) {
         assert_eq!(answer.text(), text);
         if counted {
             let what: String = params.to_string().chars().take(120).collect();
-            assert!(answer.report()["fallback"].is_string(), "{what}: {answer:?}");
+            assert!(
+                answer.report()["fallback"].is_string(),
+                "{what}: {answer:?}"
+            );
             assert_ne!(before, client.metrics(node).await);
         }
     }
@@ -111,7 +124,12 @@ async fn malformed_parameters_are_computed_around(node: &NodeProcess) {
 async fn stop_strings_end_the_text_before_them(node: &NodeProcess) {
     let client = Client::new();
     let messages = conversation("pepper", 1);
-    let whole = client.chat(node, &messages, json!({})).await.ok().text().to_owned();
+    let whole = client
+        .chat(node, &messages, json!({}))
+        .await
+        .ok()
+        .text()
+        .to_owned();
     let (from, to) = (whole.len() / 3, whole.len() * 2 / 3);
     let stop = whole.get(from..to).expect("plain text");
     let expected = whole.split(stop).next().unwrap();
@@ -142,7 +160,12 @@ async fn a_client_may_leave(node: &NodeProcess) {
     client.settled(node).await;
     // Nobody is told of its blocks, so they are not leased.
     assert!(client.pool(node).await["leased"] <= leased);
-    assert!(client.metric(node, "kvx_requests_total{outcome=\"aborted\"}").await > 0);
+    assert!(
+        client
+            .metric(node, "kvx_requests_total{outcome=\"aborted\"}")
+            .await
+            > 0
+    );
 }
 
 async fn many_at_once(node: &NodeProcess) {
@@ -151,7 +174,9 @@ async fn many_at_once(node: &NodeProcess) {
         let client = client.clone();
         let prompt: Vec<u32> = (0..6).map(|at| 200 + n * 7 + at).collect();
         async move {
-            let answer = client.post(node, "/v1/completions", json!({"prompt": prompt})).await;
+            let answer = client
+                .post(node, "/v1/completions", json!({"prompt": prompt}))
+                .await;
             answer.ok().body["usage"]["completion_tokens"].as_u64()
         }
     };
@@ -180,7 +205,9 @@ async fn expired_leases_are_not_read(prefill: &NodeProcess) {
     let turn = client.turn((prefill, &decode), &first, None).await;
     client.reset(prefill).await;
     let second = extended(&first, &turn.text, "Why?");
-    let next = client.turn((prefill, &decode), &second, Some(&turn.handle)).await;
+    let next = client
+        .turn((prefill, &decode), &second, Some(&turn.handle))
+        .await;
     assert_eq!(next.prefill["reason"], "lease_expired", "{}", next.prefill);
     assert_eq!(next.text, client.computed(&decode, &second).await);
     tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -203,16 +230,45 @@ async fn a_pool_full_of_leases_serves_all_the_same(prefill: &NodeProcess) {
     // The newest lease holds, the oldest one does not.
     let (first, turn) = handles.pop().unwrap();
     let second = extended(&first, &turn.text, "Why?");
-    let next = client.turn((prefill, &decode), &second, Some(&turn.handle)).await;
+    let next = client
+        .turn((prefill, &decode), &second, Some(&turn.handle))
+        .await;
     assert_eq!(next.prefill["decision"], "read", "{}", next.prefill);
     let (first, turn) = handles.swap_remove(0);
     client.reset(prefill).await;
     let second = extended(&first, &turn.text, "Why?");
-    let next = client.turn((prefill, &decode), &second, Some(&turn.handle)).await;
+    let next = client
+        .turn((prefill, &decode), &second, Some(&turn.handle))
+        .await;
     assert_eq!(next.prefill["fallback"], "lease_lost", "{}", next.prefill);
     assert_eq!(next.text, client.computed(prefill, &second).await);
     let pool = client.settled(&decode).await;
     assert_eq!(pool.values().sum::<u64>(), 45, "{pool:?}");
+    sequences_that_give_way_lose_nothing(&decode).await;
+}
+
+async fn sequences_that_give_way_lose_nothing(small: &NodeProcess) {
+    let client = Client::new().with(json!({"max_tokens": 90, "ignore_eos": true}));
+    let prompt = |n: u32| -> Vec<u32> { (0..20).map(|at| 300 + n * 31 + at).collect() };
+    let ask = |n: u32| {
+        let (client, body) = (&client, json!({"prompt": prompt(n)}));
+        async move {
+            let answer = client.post(small, "/v1/completions", body).await.ok();
+            answer.text().to_owned()
+        }
+    };
+    let texts = futures_util::future::join_all((0..10).map(ask)).await;
+    assert!(client.metric(small, "kvx_preemptions_total").await > 0);
+    for n in [0, 5, 9] {
+        let body = json!({"prompt": prompt(n)});
+        let alone = client
+            .apart()
+            .post(small, "/v1/completions", body)
+            .await
+            .ok();
+        assert_eq!(alone.text(), texts[n as usize]);
+    }
+    client.settled(small).await;
 }
 
 async fn switched_off_means_off(prefill: &NodeProcess) {
@@ -228,6 +284,13 @@ async fn switched_off_means_off(prefill: &NodeProcess) {
     assert!(client.pool(prefill).await["leased"] > 0);
     client.reset(&silent).await;
     let second = extended(&first, &turn.text, "Why?");
-    let answer = client.prefill(&silent, &second, Some(&turn.handle)).await.ok();
-    assert_eq!(answer.report()["fallback"], "bidirectional_off", "{answer:?}");
+    let answer = client
+        .prefill(&silent, &second, Some(&turn.handle))
+        .await
+        .ok();
+    assert_eq!(
+        answer.report()["fallback"],
+        "bidirectional_off",
+        "{answer:?}"
+    );
 }

@@ -21,7 +21,9 @@ impl Pair {
 }
 
 fn number(report: &Value, name: &str) -> u64 {
-    report[name].as_u64().unwrap_or_else(|| panic!("{name} is not in {report}"))
+    report[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{name} is not in {report}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +51,10 @@ async fn whole_and_streamed_answers_are_equal(pair: &Pair) {
     let client = Client::new();
     let messages = conversation("tea", 3);
     let whole = client.chat(&pair.decode, &messages, json!({})).await.ok();
-    assert_eq!(whole.text(), client.computed(&pair.prefill, &messages).await);
+    assert_eq!(
+        whole.text(),
+        client.computed(&pair.prefill, &messages).await
+    );
     let usage = &whole.body["usage"];
     let sum = number(usage, "prompt_tokens") + number(usage, "completion_tokens");
     assert_eq!(number(usage, "total_tokens"), sum);
@@ -58,7 +63,9 @@ async fn whole_and_streamed_answers_are_equal(pair: &Pair) {
     assert!(whole.params().is_null());
 
     let extra = json!({"messages": messages, "stream_options": {"include_usage": true}});
-    let pieces = client.pieces(&pair.decode, "/v1/chat/completions", extra).await;
+    let pieces = client
+        .pieces(&pair.decode, "/v1/chat/completions", extra)
+        .await;
     assert_eq!(pieces[0]["choices"][0]["delta"]["role"], "assistant");
     let text: String = pieces
         .iter()
@@ -68,15 +75,27 @@ async fn whole_and_streamed_answers_are_equal(pair: &Pair) {
     let [.., last, usage] = &pieces[..] else {
         panic!("too few pieces: {pieces:?}");
     };
-    assert_eq!(last["choices"][0]["finish_reason"], whole.body["choices"][0]["finish_reason"]);
+    assert_eq!(
+        last["choices"][0]["finish_reason"],
+        whole.body["choices"][0]["finish_reason"]
+    );
     assert_eq!(usage["choices"], json!([]));
-    assert_eq!(usage["usage"]["completion_tokens"], whole.body["usage"]["completion_tokens"]);
+    assert_eq!(
+        usage["usage"]["completion_tokens"],
+        whole.body["usage"]["completion_tokens"]
+    );
     // The second time the prompt was there, except for its end.
     let cached = number(&usage["usage"]["prompt_tokens_details"], "cached_tokens");
-    assert_eq!(cached, (number(&usage["usage"], "prompt_tokens") - 1) / BLOCK * BLOCK);
+    assert_eq!(
+        cached,
+        (number(&usage["usage"], "prompt_tokens") - 1) / BLOCK * BLOCK
+    );
 
     let prompt = json!({"prompt": "One, two, three,", "max_tokens": 8});
-    let whole = client.post(&pair.decode, "/v1/completions", prompt.clone()).await.ok();
+    let whole = client
+        .post(&pair.decode, "/v1/completions", prompt.clone())
+        .await
+        .ok();
     let pieces = client.pieces(&pair.decode, "/v1/completions", prompt).await;
     let text: String = pieces
         .iter()
@@ -96,7 +115,10 @@ async fn the_next_turn_reads_the_history(pair: &Pair) {
     assert_eq!(number(&turn.prefill, "computed_tokens"), prompt);
     // The decode node reads the prompt, except for its end.
     assert_eq!(turn.decode["decision"], "read", "{}", turn.decode);
-    assert_eq!(number(&turn.decode, "read_tokens"), (prompt - 1) / BLOCK * BLOCK);
+    assert_eq!(
+        number(&turn.decode, "read_tokens"),
+        (prompt - 1) / BLOCK * BLOCK
+    );
 
     client.reset(&pair.prefill).await;
     let second = extended(&first, &turn.text, "Which item is the cheapest?");
@@ -129,7 +151,10 @@ async fn prefill_with_its_own_cache_reads_only_the_rest(pair: &Pair) {
     let second = extended(&first, &turn.text, "Why?");
     let next = client.turn(pair.nodes(), &second, Some(&turn.handle)).await;
     let local = number(&next.prefill, "local_hit_tokens");
-    assert_eq!(local, number(&turn.prefill, "prompt_tokens") / BLOCK * BLOCK);
+    assert_eq!(
+        local,
+        number(&turn.prefill, "prompt_tokens") / BLOCK * BLOCK
+    );
     assert_eq!(next.prefill["decision"], "read", "{}", next.prefill);
     let answer = client.prefill(&pair.prefill, &second, None).await.ok();
     // All of it is there now.
@@ -142,13 +167,20 @@ async fn an_edited_history_is_read_up_to_the_edit(pair: &Pair) {
     let turn = client.turn(pair.nodes(), &first, None).await;
     client.reset(&pair.prefill).await;
     let mut edited = extended(&first, &turn.text, "Which item is the cheapest?");
-    let content = edited[1]["content"].as_str().unwrap().replace("Item 7 on", "Thing 7 on");
+    let content = edited[1]["content"]
+        .as_str()
+        .unwrap()
+        .replace("Item 7 on", "Thing 7 on");
     edited[1]["content"] = content.into();
     let next = client.turn(pair.nodes(), &edited, Some(&turn.handle)).await;
     assert_eq!(next.prefill["decision"], "read", "{}", next.prefill);
     let read = number(&next.prefill, "read_tokens");
     assert!(read >= 4 * BLOCK, "{}", next.prefill);
-    assert!(read < number(&turn.prefill, "prompt_tokens") / BLOCK * BLOCK, "{}", next.prefill);
+    assert!(
+        read < number(&turn.prefill, "prompt_tokens") / BLOCK * BLOCK,
+        "{}",
+        next.prefill
+    );
     assert_eq!(next.text, client.computed(&pair.decode, &edited).await);
 
     // From the first word on: nothing is read.
@@ -187,7 +219,11 @@ async fn handles_of_others_are_not_read(pair: &Pair) {
         let other = Client::of(key, conversation);
         other.reset(&pair.prefill).await;
         let next = other.turn(pair.nodes(), &second, Some(&turn.handle)).await;
-        assert_eq!(next.prefill["fallback"], "not_authentic", "{}", next.prefill);
+        assert_eq!(
+            next.prefill["fallback"], "not_authentic",
+            "{}",
+            next.prefill
+        );
         assert_eq!(number(&next.prefill, "read_tokens"), 0);
         assert_eq!(next.text, text);
     }
@@ -221,13 +257,22 @@ async fn several_answers_have_a_handle_each(pair: &Pair) {
     let whole = client.chat(&pair.decode, &messages, extra()).await.ok();
     let choices = whole.body["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 3);
-    assert!(choices.iter().all(|choice| choice["kv_transfer_params"].is_object()));
+    assert!(
+        choices
+            .iter()
+            .all(|choice| choice["kv_transfer_params"].is_object())
+    );
     assert_eq!(whole.params(), choices[0]["kv_transfer_params"]);
-    assert_ne!(choices[0]["message"]["content"], choices[1]["message"]["content"]);
+    assert_ne!(
+        choices[0]["message"]["content"],
+        choices[1]["message"]["content"]
+    );
 
     let mut extra = extra();
     extra["messages"] = messages;
-    let pieces = client.pieces(&pair.decode, "/v1/chat/completions", extra).await;
+    let pieces = client
+        .pieces(&pair.decode, "/v1/chat/completions", extra)
+        .await;
     for (index, choice) in choices.iter().enumerate() {
         let own: Vec<&Value> = pieces
             .iter()

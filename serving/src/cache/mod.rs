@@ -354,12 +354,7 @@ impl BlockCache {
         })
     }
 
-    fn expect(
-        &self,
-        block: BlockId,
-        state: State,
-        wanted: &'static str,
-    ) -> Result<(), CacheError> {
+    fn expect(&self, block: BlockId, state: State, wanted: &'static str) -> Result<(), CacheError> {
         match self.slot(block)?.state() {
             found if found == state => Ok(()),
             found => Err(CacheError::WrongState {

@@ -105,11 +105,25 @@ fn without_prefix_caching_nothing_is_found_again() {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Start { prefix: u64, shared: u64, total: u64 },
-    Finish { which: usize, lease: bool },
-    Read { which: usize, end: u8 },
-    Unlease { which: usize },
-    Restore { which: usize },
+    Start {
+        prefix: u64,
+        shared: u64,
+        total: u64,
+    },
+    Finish {
+        which: usize,
+        lease: bool,
+    },
+    Read {
+        which: usize,
+        end: u8,
+    },
+    Unlease {
+        which: usize,
+    },
+    Restore {
+        which: usize,
+    },
     Reset,
 }
 

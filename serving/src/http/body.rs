@@ -161,7 +161,10 @@ fn completion(fields: Fields<'_>) -> Result<Source, ApiError> {
         }
     }
     if fields.get("suffix").is_some() {
-        return Err(ApiError::field("suffix", "suffix is not supported by this engine"));
+        return Err(ApiError::field(
+            "suffix",
+            "suffix is not supported by this engine",
+        ));
     }
     let wrong = || ApiError::field("prompt", "prompt must be a string or a list of token ids");
     prompt(fields.get("prompt").ok_or_else(wrong)?, true).ok_or_else(wrong)?
@@ -221,7 +224,9 @@ fn sampling(fields: Fields<'_>) -> Result<SamplingParams, ApiError> {
         top_k: usize::try_from(top_k).unwrap_or(0),
         seed: seed.map(i64::cast_unsigned),
         presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-        frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+        frequency_penalty: fields
+            .number("frequency_penalty", -2.0, 2.0)?
+            .unwrap_or(0.0),
     })
 }
 
@@ -303,7 +308,13 @@ mod tests {
         assert_eq!(source(json!(["a"])), Ok(Source::Text("a".into())));
         assert_eq!(source(json!([1, 2])), Ok(Source::Tokens(vec![1, 2])));
         assert_eq!(source(json!([[1, 2]])), Ok(Source::Tokens(vec![1, 2])));
-        for bad in [json!(["a", "b"]), json!([]), json!([1, -2]), json!(3), json!([[["a"]]])] {
+        for bad in [
+            json!(["a", "b"]),
+            json!([]),
+            json!([1, -2]),
+            json!(3),
+            json!([[["a"]]]),
+        ] {
             assert!(source(bad.clone()).is_err(), "{bad}");
         }
     }

@@ -58,7 +58,6 @@ impl App {
     }
 
     /// The routes.
-    #[must_use]
     pub fn router(self) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(chat))
@@ -125,9 +124,8 @@ async fn generate(
     body: Taken,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let body = body.map_err(|rejection| {
-        ApiError::invalid(rejection.body_text()).status(rejection.status())
-    })?;
+    let body = body
+        .map_err(|rejection| ApiError::invalid(rejection.body_text()).status(rejection.status()))?;
     let caller = Caller::of(headers);
     let id_prefix = match api {
         Api::Chat => "chatcmpl-",
@@ -177,10 +175,7 @@ fn check_model(asked: Option<&str>, served: &str) -> Result<(), ApiError> {
 }
 
 /// Waits for all answers.
-async fn whole(
-    shape: &Shape,
-    mut events: UnboundedReceiver<Event>,
-) -> Result<Value, ApiError> {
+async fn whole(shape: &Shape, mut events: UnboundedReceiver<Event>) -> Result<Value, ApiError> {
     let mut answers: Vec<Answer> = (0..shape.choices).map(|_| Answer::default()).collect();
     while answers.iter().any(|answer| answer.end.is_none()) {
         match events.recv().await {

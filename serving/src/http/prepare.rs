@@ -85,7 +85,9 @@ pub fn prepare(
 ) -> Result<Prepared, ApiError> {
     let tokens = tokens(node, &asked.source)?;
     if tokens.is_empty() {
-        return Err(ApiError::invalid("the prompt is empty; give it at least one token"));
+        return Err(ApiError::invalid(
+            "the prompt is empty; give it at least one token",
+        ));
     }
     let vocab = node.loaded().tokenizer.vocab();
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {

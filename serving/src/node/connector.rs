@@ -20,7 +20,7 @@ use kv_xfer::memory::KvPool;
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::policy::{Decision, LeaseAction};
 use kv_xfer::telemetry::EngineSnapshot;
-use kv_xfer::transport::nixl::NixlTransport;
+use kv_xfer::transport::Transport;
 use serde_json::Value;
 
 use super::request::{Owner, Request, Transfer};
@@ -83,16 +83,19 @@ impl Connector {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(
+    pub fn start<T: Transport>(
         settings: &NodeSettings,
         model: &str,
         pool: Arc<KvPool>,
-        transport: Arc<NixlTransport>,
+        transport: Arc<T>,
         bell: Sender<()>,
     ) -> Result<Self, StartError> {
         let mut config = EngineConfig::new(settings.engine_id.clone(), model);
         config.holder.bind = Some(settings.side_channel);
-        config.holder.advertise_host.clone_from(&settings.advertise_host);
+        config
+            .holder
+            .advertise_host
+            .clone_from(&settings.advertise_host);
         config.holder.default_ttl = settings.decoder_kv_blocks_ttl;
         config.holder.max_ttl = config
             .holder
@@ -317,7 +320,9 @@ impl Connector {
                 tenant: request.owner.tenant.as_deref(),
                 conversation: request.owner.conversation.as_deref(),
             };
-            self.engine.lease(spec).map_err(|refused| refused.to_string())
+            self.engine
+                .lease(spec)
+                .map_err(|refused| refused.to_string())
         });
         match leased {
             Ok(leased) => Some(leased.remote.to_json_value(BlockIdsJson::Expanded)),

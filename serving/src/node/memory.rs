@@ -1,6 +1,5 @@
 //! The pool's blocks and what puts pressure on them.
 
-use crossbeam::channel::TryRecvError;
 use kv_xfer::engine::ReturnedBlocks;
 use kv_xfer::ids::BlockId;
 use kv_xfer::lease::FreedBlocks;
@@ -35,17 +34,11 @@ impl Memory {
 
     /// Takes the blocks of leases that have ended, and notes those of failed reads.
     pub fn collect(&mut self) {
-        loop {
-            match self.connector.freed().try_recv() {
-                Ok(freed) => self.freed(&freed),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(freed) = self.connector.freed().try_recv() {
+            self.freed(&freed);
         }
-        loop {
-            match self.connector.returned().try_recv() {
-                Ok(returned) => self.returned(returned),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(returned) = self.connector.returned().try_recv() {
+            self.returned(returned);
         }
     }
 

@@ -102,7 +102,10 @@ impl Metrics {
         let computed_tokens = counter("computed_tokens", "Tokens computed");
         let local_hit_tokens = counter("local_hit_tokens", "Prompt tokens found in the own cache");
         let generated_tokens = counter("generated_tokens", "Tokens of answers");
-        let preemptions = counter("preemptions", "Sequences that gave their blocks to older ones");
+        let preemptions = counter(
+            "preemptions",
+            "Sequences that gave their blocks to older ones",
+        );
         let revoked_blocks = counter("revoked_blocks", "Leased blocks taken back under pressure");
         let faults = counter("faults", "Faults of the node's bookkeeping");
         let ttft = Histogram::new([
@@ -239,8 +242,16 @@ fn engine(encoder: &mut DescriptorEncoder<'_>, engine: &EngineSnapshot) -> fmt::
         ("landed", "Reads that landed", engine.landed),
         ("bytes", "Bytes that landed", engine.bytes),
         ("descriptors", "Descriptors posted", engine.descriptors),
-        ("failed_lease", "Reads whose lease ended", engine.failed_lease),
-        ("failed_peer", "Reads whose peer was gone", engine.failed_peer),
+        (
+            "failed_lease",
+            "Reads whose lease ended",
+            engine.failed_lease,
+        ),
+        (
+            "failed_peer",
+            "Reads whose peer was gone",
+            engine.failed_peer,
+        ),
         (
             "failed_transport",
             "Reads that failed in the transport",
@@ -251,8 +262,16 @@ fn engine(encoder: &mut DescriptorEncoder<'_>, engine: &EngineSnapshot) -> fmt::
             "Reads that took too long",
             engine.failed_deadline,
         ),
-        ("failed_cancelled", "Reads cancelled", engine.failed_cancelled),
-        ("failed_other", "Reads that failed otherwise", engine.failed_other),
+        (
+            "failed_cancelled",
+            "Reads cancelled",
+            engine.failed_cancelled,
+        ),
+        (
+            "failed_other",
+            "Reads that failed otherwise",
+            engine.failed_other,
+        ),
         ("meetings", "Peers met", engine.meetings),
         (
             "meetings_failed",
@@ -270,8 +289,12 @@ fn engine(encoder: &mut DescriptorEncoder<'_>, engine: &EngineSnapshot) -> fmt::
         ),
     ] {
         let name = format!("engine_{name}");
-        ConstCounter::new(value)
-            .encode(encoder.encode_descriptor(&name, help, None, MetricType::Counter)?)?;
+        ConstCounter::new(value).encode(encoder.encode_descriptor(
+            &name,
+            help,
+            None,
+            MetricType::Counter,
+        )?)?;
     }
     Ok(())
 }

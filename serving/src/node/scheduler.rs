@@ -233,9 +233,7 @@ impl Scheduler {
             }
             Some(Err(failure)) => {
                 let done = match failure.blocks {
-                    FailedBlocks::Returned(blocks) => {
-                        self.memory.cache.discard(&blocks.into_ids())
-                    }
+                    FailedBlocks::Returned(blocks) => self.memory.cache.discard(&blocks.into_ids()),
                     FailedBlocks::Quarantined { .. } => {
                         self.memory.cache.quarantine(&reading.blocks)
                     }
@@ -263,7 +261,9 @@ impl Scheduler {
     /// Notes that offered blocks are computed instead.
     fn recompute(&self, sequence: &mut Sequence, not_read: &NotRead) {
         tracing::info!(
-            request = sequence.request.id, reason = not_read.name, why = not_read.why,
+            request = sequence.request.id,
+            reason = not_read.name,
+            why = not_read.why,
             "offered blocks are computed instead"
         );
         self.metrics.fallback(not_read.name);
@@ -330,7 +330,10 @@ impl Scheduler {
             let Some((_, mut youngest)) = self.running.pop_last() else {
                 return false;
             };
-            tracing::debug!(request = youngest.request.id, "gives its blocks to older ones");
+            tracing::debug!(
+                request = youngest.request.id,
+                "gives its blocks to older ones"
+            );
             self.metrics.preemptions.inc();
             let blocks = youngest.rewind();
             self.memory.release(&blocks);
@@ -347,7 +350,10 @@ impl Scheduler {
             let Some(sequence) = self.waiting.get(&number) else {
                 continue;
             };
-            if sequence.leader.is_some_and(|leader| self.has_prompt_ahead(leader)) {
+            if sequence
+                .leader
+                .is_some_and(|leader| self.has_prompt_ahead(leader))
+            {
                 continue;
             }
             // A read needs none of this step's budget.
@@ -400,7 +406,9 @@ impl Scheduler {
             sequence.started = Some(now);
             sequence.report.queue = now.saturating_duration_since(sequence.request.arrived);
             sequence.report.local_hit_tokens = sequence.computed;
-            self.metrics.local_hit_tokens.inc_by(sequence.computed as u64);
+            self.metrics
+                .local_hit_tokens
+                .inc_by(sequence.computed as u64);
         }
         let Some(offer) = sequence.offer.take() else {
             self.run(sequence, now);
@@ -413,7 +421,10 @@ impl Scheduler {
                 .decide(&offer, &sequence.request, hashes, sequence.computed);
         tracing::debug!(request = sequence.request.id, ?decision, "decided");
         self.metrics.decision(decision.reason.as_str());
-        decision.reason.as_str().clone_into(&mut sequence.report.reason);
+        decision
+            .reason
+            .as_str()
+            .clone_into(&mut sequence.report.reason);
         let (first, end) = match decision.action {
             Action::Read {
                 first_block,

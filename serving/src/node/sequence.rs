@@ -61,7 +61,9 @@ impl Sequence {
     #[must_use]
     pub fn new(request: Arc<Request>, choice: u32, number: u64, tokenizer: &Tokenizer) -> Self {
         let mut sampling = request.sampling.clone();
-        sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
+        sampling.seed = sampling
+            .seed
+            .map(|seed| seed.wrapping_add(u64::from(choice)));
         Self {
             choice,
             number,

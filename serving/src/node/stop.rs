@@ -86,8 +86,14 @@ mod tests {
 
     #[test]
     fn a_stop_string_may_come_in_pieces() {
-        assert_eq!(run(&["END"], &["one E", "N", "D two"]), ("one ".into(), true));
-        assert_eq!(run(&["END"], &["one E", "N", "X"]), ("one ENX".into(), false));
+        assert_eq!(
+            run(&["END"], &["one E", "N", "D two"]),
+            ("one ".into(), true)
+        );
+        assert_eq!(
+            run(&["END"], &["one E", "N", "X"]),
+            ("one ENX".into(), false)
+        );
         assert_eq!(run(&["aab"], &["aa", "ab"]), ("a".into(), true));
         assert_eq!(run(&["é!"], &["caf", "é", "!"]), ("caf".into(), true));
     }

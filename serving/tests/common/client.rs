@@ -63,7 +63,10 @@ impl Client {
     pub fn new() -> Self {
         let fields = json!({"temperature": 0, "max_tokens": 12});
         Self {
-            http: reqwest::Client::builder().timeout(PATIENCE).build().unwrap(),
+            http: reqwest::Client::builder()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
             key: None,
             conversation: None,
             fields: fields.as_object().unwrap().clone(),
@@ -199,14 +202,18 @@ impl Client {
     /// The value of a metric, labels included in its name; 0 if it is not there.
     pub async fn metric(&self, node: &NodeProcess, name: &str) -> u64 {
         let text = self.metrics(node).await;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0, |value| value.parse().unwrap())
     }
 
     pub async fn pool(&self, node: &NodeProcess) -> Pool {
         let text = self.metrics(node).await;
         let states = text.lines().filter_map(|line| {
-            let (state, count) = line.strip_prefix("kvx_pool_blocks{state=\"")?.split_once("\"} ")?;
+            let (state, count) = line
+                .strip_prefix("kvx_pool_blocks{state=\"")?
+                .split_once("\"} ")?;
             Some((state.to_owned(), count.parse().unwrap()))
         });
         states.collect()
@@ -222,7 +229,10 @@ impl Client {
                 assert_eq!(self.metric(node, "kvx_faults_total").await, 0);
                 return pool;
             }
-            assert!(begin.elapsed() < Duration::from_secs(30), "not settled: {pool:?}");
+            assert!(
+                begin.elapsed() < Duration::from_secs(30),
+                "not settled: {pool:?}"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -243,7 +253,12 @@ impl Client {
 /// The messages of a first turn; `topic` makes them different from others from the start.
 pub fn conversation(topic: &str, facts: usize) -> Value {
     let facts: Vec<String> = (0..facts)
-        .map(|n| format!("Item {n} on the list about {topic} costs {} coins.", n * 7 % 50 + 3))
+        .map(|n| {
+            format!(
+                "Item {n} on the list about {topic} costs {} coins.",
+                n * 7 % 50 + 3
+            )
+        })
         .collect();
     json!([
         {"role": "system", "content": format!("You know all about {topic}.")},
