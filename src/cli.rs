@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use kv_xfer::layout::Preset;
+use kvx_router::{ROUTER_HELP, RouterArgs};
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
 
@@ -59,6 +60,9 @@ pub enum Command {
     /// Hold blocks for benches that run on another node
     #[command(after_help = TARGET_HELP)]
     Target(TargetArgs),
+    /// Route requests to prefill and decode nodes, and take each conversation's blocks along
+    #[command(after_help = ROUTER_HELP)]
+    Router(RouterArgs),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,
@@ -166,6 +170,10 @@ mod tests {
             "kvx demo --model nonsense",
             "kvx demo --block-tokens 0",
             "kvx demo --timeout 0",
+            "kvx router",
+            "kvx router --prefill a:1",
+            "kvx router --prefill a:1 --decode ::1:2",
+            "kvx router --prefill a:1 --decode b:2 --port 65536",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),

@@ -5,4 +5,5 @@ pub mod bench;
 pub mod cli;
 pub mod demo;
 pub mod proc;
+pub mod router;
 pub mod runtime;

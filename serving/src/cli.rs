@@ -9,9 +9,12 @@ use kv_xfer::descriptor::{ClusterKey, KeyError};
 use kv_xfer::ids::{EngineId, NameError};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::{DialPolicy, Network};
+use kvx_router::{ROUTER_HELP, RouterArgs};
 use thiserror::Error;
 
+use crate::demo::{DEMO_HELP, DemoArgs};
 use crate::node::{NodeSettings, Role};
+use crate::workload::{BENCH_HELP, BenchArgs, REPLAY_HELP, ReplayArgs};
 
 /// The name that a node serves its model under, unless told otherwise.
 pub const MODEL_NAME: &str = "SmolLM2-135M-Instruct";
@@ -44,6 +47,18 @@ pub enum Command {
     /// Serve as a decode node: read a prompt's KV blocks, generate, keep the blocks for the next turn
     #[command(after_help = DECODE_HELP)]
     Decode(NodeArgs),
+    /// Route requests to prefill and decode nodes, and remember where conversations' blocks are
+    #[command(after_help = ROUTER_HELP)]
+    Router(RouterArgs),
+    /// Hold a conversation with and without the transfer, and compare
+    #[command(after_help = DEMO_HELP)]
+    Demo(DemoArgs),
+    /// Measure time to first token by context length, with and without the transfer
+    #[command(after_help = BENCH_HELP)]
+    Bench(BenchArgs),
+    /// Replay the conversations of a production trace, shortened and sped up
+    #[command(after_help = REPLAY_HELP)]
+    Replay(ReplayArgs),
     /// Print the path of the model's file, which is fetched first if it is not there
     ModelPath,
 }

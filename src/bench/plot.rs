@@ -1,7 +1,7 @@
 //! Plots of a bench's results, as SVG.
 
 mod bandwidth;
-mod canvas;
+pub mod canvas;
 mod comparison;
 mod latency;
 

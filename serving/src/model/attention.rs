@@ -85,7 +85,14 @@ impl Tile {
         for component in [0, 1] {
             let (half, rest) = self.half.split_at_mut(used);
             let cache = span.cache;
-            cache.read(span.layer, component, span.kv_head, span.blocks, first, half)?;
+            cache.read(
+                span.layer,
+                component,
+                span.kv_head,
+                span.blocks,
+                first,
+                half,
+            )?;
             rest.fill(f16::ZERO);
             let full = match component {
                 0 => &mut self.full,

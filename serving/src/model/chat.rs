@@ -46,7 +46,8 @@ impl ChatTemplate {
             .build()
             .map_err(wrong)?;
         environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |why: String| {
             Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, why))
         });
@@ -97,7 +98,10 @@ impl ChatTemplate {
         let mut tokens = Vec::new();
         // Every other piece is what a pair of marks encloses.
         for (at, piece) in text.split(MARK).enumerate() {
-            let content = piece.parse().ok().and_then(|index: usize| messages.get(index));
+            let content = piece
+                .parse()
+                .ok()
+                .and_then(|index: usize| messages.get(index));
             match content.filter(|_| at % 2 == 1) {
                 Some(message) => tokens.extend(tokenizer.encode_plain(&message.content)?),
                 None => tokens.extend(tokenizer.encode(piece)?),

@@ -66,7 +66,9 @@ impl Model {
         }
         if end > self.config.context {
             let context = self.config.context;
-            return Err(format!("it ends at {end}, the model's context at {context}"));
+            return Err(format!(
+                "it ends at {end}, the model's context at {context}"
+            ));
         }
         if end.div_ceil(cache.block_tokens) > chunk.blocks.len() {
             let blocks = chunk.blocks.len();

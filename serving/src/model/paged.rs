@@ -86,14 +86,18 @@ impl<'a> PagedCache<'a> {
         position: usize,
         rows: &[f16],
     ) -> Result<(), ModelError> {
-        self.runs(position, rows.len() / self.head_dim, |block, slot, range| {
-            let place = self.place(layer, component, head, slot);
-            let rows = &rows[range.start * self.head_dim..range.end * self.head_dim];
-            let bytes = bytemuck::cast_slice(rows.reinterpret_cast());
-            Ok(self
-                .pool
-                .write_block(place.region, blocks[block], place.offset, bytes)?)
-        })
+        self.runs(
+            position,
+            rows.len() / self.head_dim,
+            |block, slot, range| {
+                let place = self.place(layer, component, head, slot);
+                let rows = &rows[range.start * self.head_dim..range.end * self.head_dim];
+                let bytes = bytemuck::cast_slice(rows.reinterpret_cast());
+                Ok(self
+                    .pool
+                    .write_block(place.region, blocks[block], place.offset, bytes)?)
+            },
+        )
     }
 
     /// Reads one head's rows of consecutive tokens, the first of which is at `position`.
@@ -106,14 +110,18 @@ impl<'a> PagedCache<'a> {
         position: usize,
         rows: &mut [f16],
     ) -> Result<(), ModelError> {
-        self.runs(position, rows.len() / self.head_dim, |block, slot, range| {
-            let place = self.place(layer, component, head, slot);
-            let rows = &mut rows[range.start * self.head_dim..range.end * self.head_dim];
-            let bytes = bytemuck::cast_slice_mut(rows.reinterpret_cast_mut());
-            Ok(self
-                .pool
-                .read_block(place.region, blocks[block], place.offset, bytes)?)
-        })
+        self.runs(
+            position,
+            rows.len() / self.head_dim,
+            |block, slot, range| {
+                let place = self.place(layer, component, head, slot);
+                let rows = &mut rows[range.start * self.head_dim..range.end * self.head_dim];
+                let bytes = bytemuck::cast_slice_mut(rows.reinterpret_cast_mut());
+                Ok(self
+                    .pool
+                    .read_block(place.region, blocks[block], place.offset, bytes)?)
+            },
+        )
     }
 
     /// Calls `f` for every part of consecutive tokens that lies in one block: with the block's index

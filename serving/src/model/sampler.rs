@@ -114,7 +114,11 @@ impl Sampler {
         let weight = |candidate: &Candidate| {
             let below = f64::from(candidate.logit) - f64::from(best.logit);
             // The best one may be infinite.
-            if below.is_nan() { 1.0 } else { (below / temperature).exp() }
+            if below.is_nan() {
+                1.0
+            } else {
+                (below / temperature).exp()
+            }
         };
         let weights: Vec<f64> = candidates.iter().map(weight).collect();
         let total: f64 = weights.iter().sum();

@@ -100,8 +100,7 @@ fn tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
         for row in 0..ROWS {
             let factor = simd.splat_f32s(left[row][index]);
             for vector in 0..VECTORS {
-                sums[row][vector] =
-                    simd.mul_add_e_f32s(factor, line[vector], sums[row][vector]);
+                sums[row][vector] = simd.mul_add_e_f32s(factor, line[vector], sums[row][vector]);
             }
         }
     }

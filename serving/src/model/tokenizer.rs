@@ -10,9 +10,9 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::{AddedToken, Tokenizer as Encoder};
 
+use super::ModelError;
 use super::config::{array, count, text};
 use super::stream::TokenStream;
-use super::ModelError;
 
 /// How the format marks tokens that are no text.
 const CONTROL: i64 = 3;
@@ -59,7 +59,10 @@ impl Tokenizer {
                 types.len()
             )));
         }
-        let is_special: Vec<bool> = types.iter().map(|kind| whole(kind) == Some(CONTROL)).collect();
+        let is_special: Vec<bool> = types
+            .iter()
+            .map(|kind| whole(kind) == Some(CONTROL))
+            .collect();
         let eos = count(content, "tokenizer.ggml.eos_token_id")?;
         let Some(eos_name) = names.get(eos) else {
             return Err(wrong(format!("token {eos} ends texts and does not exist")));
@@ -112,7 +115,11 @@ impl Tokenizer {
         let mut added: Vec<&String> = specials.keys().collect();
         added.sort();
         marked
-            .add_special_tokens(added.iter().map(|name| AddedToken::from(name.as_str(), true)))
+            .add_special_tokens(
+                added
+                    .iter()
+                    .map(|name| AddedToken::from(name.as_str(), true)),
+            )
             .map_err(|error| wrong(error.to_string()))?;
         let ends = std::iter::once(&eos).chain(ENDS);
         let mut eos: Vec<u32> = Vec::new();
@@ -122,7 +129,9 @@ impl Tokenizer {
             }
         }
         if eos.is_empty() {
-            return Err(wrong("the token that ends texts is no special one".to_owned()));
+            return Err(wrong(
+                "the token that ends texts is no special one".to_owned(),
+            ));
         }
         Ok(Self {
             shared: Arc::new(Shared {
