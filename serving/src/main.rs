@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())
         .init();
-    tracing::info!("{environment}");
+    tracing::debug!("{environment}");
     let exit = match cli.command {
         Command::Prefill(args) => run::node(Role::Prefill, &args),
         Command::Decode(args) => run::node(Role::Decode, &args),

@@ -17,8 +17,8 @@ use crate::model::Loaded;
 use crate::node::{Node, NodeError, Role};
 use crate::provision;
 
-/// Time that a node has to end, all in all.
-const END: Duration = Duration::from_millis(4500);
+/// Time that a node's thread has to end; with the connections it is less than five seconds.
+const END: Duration = Duration::from_millis(4000);
 /// Time that connections have to end, once the node has.
 const CONNECTIONS: Duration = Duration::from_millis(500);
 

@@ -106,12 +106,8 @@ async fn whole_and_streamed_answers_are_equal(pair: &Pair) {
 }
 
 async fn the_next_turn_reads_the_history(pair: &Pair) {
-    let client = Client {
-        key: Some("key".into()),
-        conversation: Some("history".into()),
-        ..Client::new()
-    };
-    let first = conversation("coffee", 14);
+    let client = Client::of("key", Some("history"));
+    let first = conversation("coffee", 8);
     let turn = client.turn(pair.nodes(), &first, None).await;
     assert_eq!(turn.text, client.computed(&pair.decode, &first).await);
     let prompt = number(&turn.prefill, "prompt_tokens");
@@ -150,7 +146,7 @@ async fn the_next_turn_reads_the_history(pair: &Pair) {
 
 async fn prefill_with_its_own_cache_reads_only_the_rest(pair: &Pair) {
     let client = Client::new().with(json!({"max_tokens": 80, "ignore_eos": true}));
-    let first = conversation("cocoa", 6);
+    let first = conversation("cocoa", 4);
     let turn = client.turn(pair.nodes(), &first, None).await;
     let second = extended(&first, &turn.text, "Why?");
     let next = client.turn(pair.nodes(), &second, Some(&turn.handle)).await;
@@ -160,7 +156,6 @@ async fn prefill_with_its_own_cache_reads_only_the_rest(pair: &Pair) {
         number(&turn.prefill, "prompt_tokens") / BLOCK * BLOCK
     );
     assert_eq!(next.prefill["decision"], "read", "{}", next.prefill);
-    let client = client.with(json!({"max_tokens": 24}));
     let answer = client.prefill(&pair.prefill, &second, None).await.ok();
     // All of it is there now.
     assert!(number(answer.report(), "computed_tokens") <= BLOCK);
@@ -168,14 +163,14 @@ async fn prefill_with_its_own_cache_reads_only_the_rest(pair: &Pair) {
 
 async fn an_edited_history_is_read_up_to_the_edit(pair: &Pair) {
     let client = Client::new();
-    let first = conversation("juice", 14);
+    let first = conversation("juice", 9);
     let turn = client.turn(pair.nodes(), &first, None).await;
     client.reset(&pair.prefill).await;
     let mut edited = extended(&first, &turn.text, "Which item is the cheapest?");
     let content = edited[1]["content"]
         .as_str()
         .unwrap()
-        .replace("Item 9 on", "Thing 9 on");
+        .replace("Item 7 on", "Thing 7 on");
     edited[1]["content"] = content.into();
     let next = client.turn(pair.nodes(), &edited, Some(&turn.handle)).await;
     assert_eq!(next.prefill["decision"], "read", "{}", next.prefill);
@@ -199,7 +194,7 @@ async fn an_edited_history_is_read_up_to_the_edit(pair: &Pair) {
 
 async fn a_handle_serves_once(pair: &Pair) {
     let client = Client::new();
-    let first = conversation("milk", 12);
+    let first = conversation("milk", 6);
     let turn = client.turn(pair.nodes(), &first, None).await;
     let second = extended(&first, &turn.text, "Which item is the cheapest?");
     let mut texts = Vec::new();
@@ -215,21 +210,13 @@ async fn a_handle_serves_once(pair: &Pair) {
 }
 
 async fn handles_of_others_are_not_read(pair: &Pair) {
-    let owner = Client {
-        key: Some("mine".into()),
-        conversation: Some("a".into()),
-        ..Client::new()
-    };
-    let first = conversation("soup", 8);
+    let owner = Client::of("mine", Some("a"));
+    let first = conversation("soup", 5);
     let turn = owner.turn(pair.nodes(), &first, None).await;
     let second = extended(&first, &turn.text, "Which item is the cheapest?");
     let text = owner.computed(&pair.decode, &second).await;
     for (key, conversation) in [("theirs", Some("a")), ("mine", Some("b")), ("mine", None)] {
-        let other = Client {
-            key: Some(key.into()),
-            conversation: conversation.map(str::to_owned),
-            ..Client::new()
-        };
+        let other = Client::of(key, conversation);
         other.reset(&pair.prefill).await;
         let next = other.turn(pair.nodes(), &second, Some(&turn.handle)).await;
         assert_eq!(
@@ -248,7 +235,7 @@ async fn handles_of_others_are_not_read(pair: &Pair) {
 
 async fn two_turns_at_once(pair: &Pair) {
     let client = Client::new();
-    let first = conversation("bread", 10);
+    let first = conversation("bread", 6);
     let turn = client.turn(pair.nodes(), &first, None).await;
     client.reset(&pair.prefill).await;
     let (a, b) = (

@@ -58,7 +58,6 @@ impl App {
     }
 
     /// The routes.
-    #[must_use]
     pub fn router(self) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(chat))

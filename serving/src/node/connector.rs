@@ -20,7 +20,7 @@ use kv_xfer::memory::KvPool;
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::policy::{Decision, LeaseAction};
 use kv_xfer::telemetry::EngineSnapshot;
-use kv_xfer::transport::nixl::NixlTransport;
+use kv_xfer::transport::Transport;
 use serde_json::Value;
 
 use super::request::{Owner, Request, Transfer};
@@ -83,11 +83,11 @@ impl Connector {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(
+    pub fn start<T: Transport>(
         settings: &NodeSettings,
         model: &str,
         pool: Arc<KvPool>,
-        transport: Arc<NixlTransport>,
+        transport: Arc<T>,
         bell: Sender<()>,
     ) -> Result<Self, StartError> {
         let mut config = EngineConfig::new(settings.engine_id.clone(), model);

@@ -1,6 +1,5 @@
 //! The pool's blocks and what puts pressure on them.
 
-use crossbeam::channel::TryRecvError;
 use kv_xfer::engine::ReturnedBlocks;
 use kv_xfer::ids::BlockId;
 use kv_xfer::lease::FreedBlocks;
@@ -17,6 +16,8 @@ pub struct Memory {
     /// Leases and reads.
     pub connector: Connector,
     metrics: Metrics,
+    /// Blocks of failed reads that nothing can write into any more, to be restored.
+    back: Vec<ReturnedBlocks>,
 }
 
 impl Memory {
@@ -27,22 +28,17 @@ impl Memory {
             cache,
             connector,
             metrics,
+            back: Vec::new(),
         }
     }
 
-    /// Takes back the blocks of leases and failed reads that have ended.
+    /// Takes the blocks of leases that have ended, and notes those of failed reads.
     pub fn collect(&mut self) {
-        loop {
-            match self.connector.freed().try_recv() {
-                Ok(freed) => self.freed(&freed),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(freed) = self.connector.freed().try_recv() {
+            self.freed(&freed);
         }
-        loop {
-            match self.connector.returned().try_recv() {
-                Ok(returned) => self.returned(returned),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(returned) = self.connector.returned().try_recv() {
+            self.returned(returned);
         }
     }
 
@@ -52,10 +48,19 @@ impl Memory {
         self.booked(done);
     }
 
-    /// Nothing can write into the blocks of a failed read any more.
+    /// Nothing can write into the blocks of a failed read any more. They may come before the read's
+    /// outcome was looked at, so they are only noted.
     pub fn returned(&mut self, returned: ReturnedBlocks) {
-        let done = self.cache.restore(&returned.blocks.into_ids());
-        self.booked(done);
+        self.back.push(returned);
+    }
+
+    /// Frees the blocks of failed reads. To be called when the outcome of every read was looked at
+    /// since they came.
+    pub fn restore(&mut self) {
+        for returned in std::mem::take(&mut self.back) {
+            let done = self.cache.restore(&returned.blocks.into_ids());
+            self.booked(done);
+        }
     }
 
     /// Blocks for a sequence: free ones, then those of cached prefixes, then those of the oldest

@@ -26,7 +26,7 @@ use kv_xfer::engine::StartError;
 use kv_xfer::identity::{HashChain, IdentityError, Salt};
 use kv_xfer::memory::{HostOptions, KvPool, PoolError};
 use kv_xfer::peer::PeerAddr;
-use kv_xfer::transport::nixl::NixlTransport;
+use kv_xfer::transport::Transport;
 use parking_lot::Mutex;
 use thiserror::Error;
 
@@ -45,7 +45,7 @@ use self::worker::{Command, Worker};
 use crate::cache::BlockCache;
 use crate::model::{Loaded, ModelError};
 
-/// Requests that may wait for the engine thread to take them.
+/// Sequences that may wait.
 const QUEUE: usize = 4096;
 
 /// Why a node did not start.
@@ -84,7 +84,7 @@ pub enum NodeError {
 #[non_exhaustive]
 pub enum Refused {
     /// Too many requests wait.
-    #[error("{QUEUE} requests are waiting already; try again later")]
+    #[error("{QUEUE} sequences are waiting already; try again later")]
     Busy,
     /// The node is ending.
     #[error("the node is shutting down")]
@@ -118,10 +118,10 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError`]; then nothing is left running.
-    pub fn start(
+    pub fn start<T: Transport>(
         settings: &NodeSettings,
         loaded: Arc<Loaded>,
-        transport: Arc<NixlTransport>,
+        transport: Arc<T>,
     ) -> Result<Self, NodeError> {
         let layout = loaded.model.layout(settings.block_tokens)?;
         let fit = settings.kv_cache_bytes.checked_div(layout.block_bytes());
@@ -188,6 +188,10 @@ impl Node {
     /// # Errors
     /// [`Refused`].
     pub fn submit(&self, request: Request) -> Result<(), Refused> {
+        // The thread takes them from the channel at once; where they wait is its own list.
+        if self.metrics.published().waiting >= QUEUE {
+            return Err(Refused::Busy);
+        }
         self.send(Command::Submit(Box::new(request)))
     }
 
@@ -261,7 +265,7 @@ impl Node {
     /// behind then.
     pub fn shutdown(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        let _ = self.commands.try_send(Command::Shutdown);
+        let _ = self.commands.send_timeout(Command::Shutdown, limit);
         let Some(thread) = self.thread.lock().take() else {
             return true;
         };

@@ -77,6 +77,7 @@ impl Worker {
             self.scheduler.memory.collect();
             self.scheduler.drop_abandoned();
             self.scheduler.poll_reads(now);
+            self.scheduler.memory.restore();
             self.scheduler.heartbeat(now);
             let pieces = self.scheduler.plan(now);
             self.publish();

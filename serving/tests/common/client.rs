@@ -61,7 +61,7 @@ pub struct Client {
 
 impl Client {
     pub fn new() -> Self {
-        let fields = json!({"temperature": 0, "max_tokens": 24});
+        let fields = json!({"temperature": 0, "max_tokens": 12});
         Self {
             http: reqwest::Client::builder()
                 .timeout(PATIENCE)
@@ -70,6 +70,15 @@ impl Client {
             key: None,
             conversation: None,
             fields: fields.as_object().unwrap().clone(),
+        }
+    }
+
+    /// With an API key and, perhaps, a conversation.
+    pub fn of(key: &str, conversation: Option<&str>) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            conversation: conversation.map(str::to_owned),
+            ..Self::new()
         }
     }
 

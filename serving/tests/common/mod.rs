@@ -1,6 +1,7 @@
 //! Real node processes, and a client and a tiny router for them.
 #![allow(
     dead_code,
+    unused_imports,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
@@ -10,5 +11,5 @@
 mod client;
 mod process;
 
-pub use client::{Answer, Client, Turn, conversation, extended};
-pub use process::{NodeProcess, Pool};
+pub use client::{Client, conversation, extended};
+pub use process::NodeProcess;
