@@ -77,7 +77,9 @@ impl Transfer {
     /// recomputed, not refused.
     #[must_use]
     pub fn parse(params: Map<String, Value>) -> Self {
-        let to_decode = params.get("do_remote_decode").and_then(Value::as_bool) == Some(true);
+        let says = |flag: &str| params.get(flag).and_then(Value::as_bool) == Some(true);
+        // With both flags vLLM takes the decode side's path, too.
+        let to_decode = says("do_remote_decode") && !says("do_remote_prefill");
         let mut transfer = Self {
             asked: true,
             to_decode,
