@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use libloading::os::unix::{Library as DynamicLibrary, RTLD_LOCAL, RTLD_NOW};
+
 /// Why a library could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -105,4 +107,22 @@ pub(crate) fn not_loaded(library: &Path, error: &libloading::Error) -> ProbeErro
     } else {
         ProbeError::DynamicLinker { library, reason }
     }
+}
+
+/// Whether the dynamic linker takes one of NIXL's plugins, with all that it needs. NIXL itself says only that there is no
+/// such backend.
+///
+/// It stays loaded until the process ends. Loading runs its initialisers, so it must be as trusted as the program.
+///
+/// # Errors
+/// [`ProbeError`], which names what is missing or too old.
+pub fn plugin_loads(plugin: &Path) -> Result<(), ProbeError> {
+    refuse_other_files(plugin)?;
+    // SAFETY: this runs the initialisers of the plugin and of what it needs, which touch nothing of Rust's; that the path
+    // is to be trusted is what the caller answers for.
+    let handle = unsafe { DynamicLibrary::open(Some(plugin), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| not_loaded(plugin, &error))?;
+    // Plugins have threads and cannot be unloaded.
+    std::mem::forget(handle);
+    Ok(())
 }

@@ -22,6 +22,7 @@ mod requirement;
 mod settings;
 mod topology;
 mod ucx_log;
+mod ucx_proto;
 mod verdict;
 
 pub use check::Surroundings;
@@ -34,4 +35,5 @@ pub use requirement::{Carrier, Requirement, UnknownRequirement, Unmet};
 pub use settings::{ErrorHandling, LIBFABRIC, LibfabricSettings, UCX, UcxSettings};
 pub use topology::{Near, Topology};
 pub use ucx_log::{Lane, UcxLanes};
+pub use ucx_proto::{Operation, Protocol};
 pub use verdict::{Findings, Verdict};

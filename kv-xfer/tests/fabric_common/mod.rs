@@ -29,7 +29,9 @@ impl Machine {
     /// A machine with nothing fast: enough limits, loopback.
     pub fn plain() -> Self {
         let machine = Self {
-            root: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap(),
+            root: tempfile::tempdir_in("/dev/shm")
+                .or_else(|_| tempfile::tempdir())
+                .unwrap(),
         };
         machine.put("proc/self/limits", &limits("unlimited"));
         machine.put(
