@@ -4,5 +4,7 @@
 pub mod bench;
 pub mod cli;
 pub mod demo;
+pub mod doctor;
 pub mod proc;
+pub mod require;
 pub mod runtime;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
-use kvx::{bench, demo, runtime};
+use kvx::{bench, demo, doctor, runtime};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -21,6 +21,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Target(args) => bench::run_target(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::FabricProbe(args) => doctor::run_probe(args.probe),
         Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),

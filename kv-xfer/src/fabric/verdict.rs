@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use nixl_sys::{Provider, UcxResource};
+use nixl_sys::UcxResource;
 use serde::{Deserialize, Serialize};
 
 use super::devices::Devices;
@@ -61,8 +61,8 @@ pub struct Findings {
     pub ucx: Option<Vec<UcxResource>>,
     /// Whether NIXL can use UCX.
     pub ucx_works: bool,
-    /// What libfabric offers; `None` when it could not be asked.
-    pub libfabric: Option<Vec<Provider>>,
+    /// The providers that libfabric offers; `None` when it could not be asked.
+    pub libfabric: Option<Vec<String>>,
     /// Whether NIXL's LIBFABRIC plugin loads.
     pub libfabric_works: bool,
 }
@@ -74,11 +74,11 @@ impl Findings {
         resources.filter(move |resource| Carrier::of_ucx(&resource.transport) == Some(carrier))
     }
 
-    fn libfabric(&self, carrier: Carrier) -> impl Iterator<Item = &Provider> {
+    fn libfabric(&self, carrier: Carrier) -> impl Iterator<Item = &String> {
         let providers = self.libfabric.iter().flatten();
         providers
             .filter(|_| self.libfabric_works)
-            .filter(move |provider| Carrier::of_provider(&provider.provider) == Some(carrier))
+            .filter(move |provider| Carrier::of_provider(provider) == Some(carrier))
     }
 
     /// What can carry bytes here: the software has a way, and the devices for it can be used.

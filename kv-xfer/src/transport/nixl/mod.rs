@@ -100,9 +100,6 @@ impl NixlTransport {
     /// The parameters that hold the backend to a requirement, on top of the caller's.
     fn held_to(&self, wanted: Requirement) -> Result<Vec<(CString, CString)>, Unmet> {
         let mut params = self.params.clone();
-        if wanted == Requirement::Any {
-            return Ok(params);
-        }
         let here = Surroundings::here(&self.library.report().ucx_modules);
         here.check(wanted, &self.backend.name)?;
         if self.backend.name == LIBFABRIC {
@@ -162,12 +159,13 @@ impl Transport for NixlTransport {
     fn require(&self, wanted: Requirement) -> Result<(), Unmet> {
         let held = match self.held.get() {
             Some(held) => held,
+            None if wanted == Requirement::Any => return Ok(()),
             None => {
                 let params = self.held_to(wanted)?;
                 self.held.get_or_init(|| (wanted, params))
             }
         };
-        if held.0 == wanted {
+        if held.0 == wanted || wanted == Requirement::Any {
             return Ok(());
         }
         Err(Unmet {
