@@ -67,8 +67,7 @@ impl Bare {
         pool: &Arc<KvPool>,
         address: &PeerAddr,
     ) -> Result<(Self, Meeting), BenchError> {
-        let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
-        config.require = crate::require::required();
+        let config = EngineConfig::new(EngineId::new(name)?, "bench");
         let cards = SideChannelCards::new(&config, pool.layout(), Arc::new(SystemClock));
         let mut meeting = Meeting::default();
         let mut last = Instant::now();
