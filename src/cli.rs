@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use kv_xfer::fabric::Requirement;
 use kv_xfer::layout::Preset;
 use kvx_router::{ROUTER_HELP, RouterArgs};
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
+use crate::doctor::{DOCTOR_HELP, DoctorArgs, Probe};
 
 /// How `kvx` ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +65,12 @@ pub enum Command {
     /// Route requests to prefill and decode nodes, and take each conversation's blocks along
     #[command(after_help = ROUTER_HELP)]
     Router(RouterArgs),
+    /// Say what this machine has to carry bytes with, whether it works, and what would help
+    #[command(after_help = DOCTOR_HELP)]
+    Doctor(DoctorArgs),
+    /// Ask a library, for the doctor
+    #[command(hide = true)]
+    FabricProbe(FabricProbeArgs),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,
@@ -75,6 +83,13 @@ pub enum Command {
     /// One end of a bench's reads
     #[command(hide = true)]
     BenchWorker,
+}
+
+/// Arguments of `kvx fabric-probe`.
+#[derive(Debug, Clone, Args)]
+pub struct FabricProbeArgs {
+    /// Which.
+    pub probe: Probe,
 }
 
 const DEMO_HELP: &str = "\
@@ -120,6 +135,11 @@ pub struct DemoArgs {
     /// Seed of token ids, block content and allocation
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+
+    /// What must carry the bytes: efa, rdma, nvlink, shm, tcp, any. If it is not there, nothing is
+    /// started, and the exit status is 1
+    #[arg(long, value_name = "CARRIER", default_value_t)]
+    pub require: Requirement,
 
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600,

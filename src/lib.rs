@@ -4,6 +4,8 @@
 pub mod bench;
 pub mod cli;
 pub mod demo;
+pub mod doctor;
 pub mod proc;
+pub mod require;
 pub mod router;
 pub mod runtime;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
-use kvx::{bench, demo, router, runtime};
+use kvx::{bench, demo, doctor, router, runtime};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -22,6 +22,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Target(args) => bench::run_target(&args),
         Command::Router(args) => router::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::FabricProbe(args) => doctor::run_probe(args.probe),
         Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),

@@ -5,6 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kv_xfer::fabric::Unmet;
 use kv_xfer::transport::TransportError;
 use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
 use nixl_sys::{Library, LoadError};
@@ -63,6 +64,9 @@ pub enum OpenError {
     /// It does not load.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// What is required to carry the bytes is not here.
+    #[error(transparent)]
+    Unmet(#[from] Unmet),
     /// It has no such backend.
     #[error(transparent)]
     Backend(#[from] TransportError),

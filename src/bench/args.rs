@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use kv_xfer::fabric::Requirement;
 
 use super::holders;
 use super::latency::LatencySize;
@@ -14,6 +15,11 @@ use super::scale::ScaleSize;
 /// Arguments of `kvx bench`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
+    /// What must carry the bytes of this tool's own participants: efa, rdma, nvlink, shm, tcp,
+    /// any. If it is not there, nothing is measured, and the exit status is 1
+    #[arg(long, value_name = "CARRIER", default_value_t, global = true)]
+    pub require: Requirement,
+
     /// Which bench.
     #[command(subcommand)]
     pub bench: BenchKind,
@@ -243,6 +249,11 @@ pub struct TargetArgs {
     /// Memory to be read: host, or cuda:N (this build has no GPU pools)
     #[arg(long, value_name = "KIND", default_value = "host")]
     pub memory: String,
+
+    /// What must carry the bytes: efa, rdma, nvlink, shm, tcp, any. If it is not there, the exit
+    /// status is 1
+    #[arg(long, value_name = "CARRIER", default_value_t)]
+    pub require: Requirement,
 
     /// Most memory that a bench may have here
     #[arg(long, value_name = "BYTES", default_value = "8GiB", value_parser = bytes)]

@@ -100,11 +100,17 @@ impl UcxLog {
         }
     }
 
+    /// What it says; to be asked when the process has ended.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        let log = fs::read(self.path.as_ref()?).ok()?;
+        Some(String::from_utf8_lossy(&log).into_owned())
+    }
+
     /// What carried the bytes, if it says; to be asked when the process has ended.
     #[must_use]
     pub fn carrier(&self) -> Option<String> {
-        let log = fs::read(self.path.as_ref()?).ok()?;
-        let lanes = UcxLanes::parse(&String::from_utf8_lossy(&log));
+        let lanes = UcxLanes::parse(&self.text()?);
         (!lanes.is_empty()).then(|| lanes.carrier())
     }
 }

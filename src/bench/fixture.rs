@@ -216,6 +216,7 @@ pub fn start(
     configure: impl FnOnce(&mut EngineConfig),
 ) -> Result<Engine, BenchError> {
     let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
+    config.require = crate::require::required();
     configure(&mut config);
     Ok(Engine::start(
         config,

@@ -8,7 +8,6 @@ use kv_xfer::descriptor::BlockIdsJson;
 use kv_xfer::engine::{Direction, Engine, LeaseSpec};
 use kv_xfer::ids::{BlockId, LeaseId, RequestId};
 use kv_xfer::peer::PeerAddr;
-use kv_xfer::transport::nixl::BackendConfig;
 use nixl_sys::{Environment, EnvironmentOutcome};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,7 +18,7 @@ use super::lease_trial::{self, LeaseCosts};
 use super::proto::Shape;
 use crate::cli::Exit;
 use crate::proc::{Interrupt, Parent, Worker};
-use crate::runtime;
+use crate::require;
 
 /// The hidden subcommand that [`serve`]s.
 pub const COMMAND: &str = "bench-holders";
@@ -377,7 +376,7 @@ impl Process {
         shape: &Shape,
         max_leases: u32,
     ) -> Result<FromHolders, BenchError> {
-        let transport = runtime::open(BackendConfig::default())?;
+        let transport = require::open()?;
         let mut addresses = Vec::new();
         for n in numbers {
             let pool = fixture::pool(shape)?;

@@ -7,13 +7,11 @@ mod one_block;
 
 use std::time::Duration;
 
-use kv_xfer::transport::nixl::BackendConfig;
-
 use super::fixture::BenchError;
 use super::machine;
 use super::row::{BenchReport, Row};
 use crate::proc::Interrupt;
-use crate::runtime;
+use crate::require;
 
 /// How much is to be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +33,7 @@ pub struct LatencySize {
 /// # Errors
 /// [`BenchError`] when something fails that no row could tell.
 pub fn measure(size: &LatencySize, interrupt: &Interrupt) -> Result<BenchReport, BenchError> {
-    let transport = runtime::open(BackendConfig::default())?;
+    let transport = require::open()?;
     let machine = machine::look(true);
     let mut rows: Vec<Row> = Vec::new();
     rows.extend(one_block::measure(size, &transport, interrupt)?);

@@ -55,7 +55,7 @@ use self::team::Surroundings;
 use self::worker::{WorkerError, check_memory};
 use crate::cli::Exit;
 use crate::proc::{Interrupt, Parent};
-use crate::runtime;
+use crate::{require, runtime};
 
 /// The variable that names a target, `host:port`.
 pub const PEER_VARIABLE: &str = "KVX_BENCH_PEER";
@@ -67,13 +67,15 @@ const QUICK_ROUNDS: u32 = 3;
 /// `kvx bench`.
 #[must_use]
 pub fn run(args: &BenchArgs) -> Exit {
-    match &args.bench {
+    let environment = match &args.bench {
         BenchKind::Holders => return holders::serve(),
         // These read in this process: NIXL and UCX look at the variables, and there are no threads yet.
-        BenchKind::Latency(_) | BenchKind::Scale(_) => {
-            tracing::debug!("{}", Environment::recommended().apply_single_threaded());
-        }
-        BenchKind::Read(_) | BenchKind::Compare(_) => {}
+        BenchKind::Latency(_) | BenchKind::Scale(_) => Environment::recommended(),
+        BenchKind::Read(_) | BenchKind::Compare(_) => Environment::empty(),
+    };
+    if let Err(unmet) = require::announce(environment, args.require) {
+        eprintln!("{unmet}");
+        return Exit::CheckFailed;
     }
     if let Err(error) = runtime::resolve() {
         eprintln!("{error}");
@@ -270,6 +272,10 @@ fn write(path: &Path, text: &str) -> Result<(), BenchError> {
 /// `kvx target`.
 #[must_use]
 pub fn run_target(args: &TargetArgs) -> Exit {
+    if let Err(unmet) = require::announce(Environment::empty(), args.require) {
+        eprintln!("{unmet}");
+        return Exit::CheckFailed;
+    }
     let interrupt = match Interrupt::install() {
         Ok(interrupt) => interrupt,
         Err(error) => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kv_xfer::engine::{Engine, FailedBlocks, Offer, ReadRequest, ReleasePolicy, SubmitError};
 use kv_xfer::identity::BlockHash;
-use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
+use kv_xfer::transport::nixl::NixlTransport;
 
 use super::fixture::{self, BenchError, LIMIT, SEED};
 use super::here;
@@ -20,7 +20,7 @@ use super::row::{BenchReport, Row, Who};
 use super::rows::{blank, hold, tell};
 use super::stats::Times;
 use crate::proc::Interrupt;
-use crate::runtime;
+use crate::require;
 
 /// Holder engines in one process.
 const PER_PROCESS: u32 = 16;
@@ -71,7 +71,7 @@ struct Site {
 /// # Errors
 /// [`BenchError`] when something fails that no row could tell.
 pub fn measure(size: &ScaleSize, interrupt: &Interrupt) -> Result<BenchReport, BenchError> {
-    let transport = runtime::open(BackendConfig::default())?;
+    let transport = require::open()?;
     let machine = machine::look(true);
     let fresh = Usage::now();
     let mut rows = Vec::new();

@@ -19,11 +19,15 @@ use self::play::PlayError;
 use self::side::SideError;
 use crate::cli::{DemoArgs, Exit};
 use crate::proc::{Interrupt, Parent, ProcError};
-use crate::runtime;
+use crate::{require, runtime};
 
 /// `kvx demo`.
 #[must_use]
 pub fn run(args: &DemoArgs) -> Exit {
+    if let Err(unmet) = require::announce(Environment::empty(), args.require) {
+        eprintln!("{unmet}");
+        return Exit::CheckFailed;
+    }
     if let Err(error) = runtime::resolve() {
         eprintln!("{error}");
         return Exit::Environment;

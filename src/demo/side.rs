@@ -10,14 +10,14 @@ use kv_xfer::identity::{BlockHash, HashChain, IdentityError, ModelIdentity, Salt
 use kv_xfer::ids::{BlockId, EngineId, NameError};
 use kv_xfer::layout::{Chunk, KvLayout, KvSplit, LayoutError, PoolOrder, Preset};
 use kv_xfer::memory::{AccessError, ClaimError, HostOptions, KvPool, PoolError};
-use kv_xfer::transport::nixl::BackendConfig;
 use thiserror::Error;
 
 use super::allocator::{BlockAllocator, FreeOrder, NotHandedOut, OutOfBlocks};
 use super::content::ChunkShape;
 use super::messages::Setup;
 use crate::proc::ProcError;
-use crate::runtime::{self, OpenError};
+use crate::require;
+use crate::runtime::OpenError;
 
 /// How long a process waits for blocks that must come back.
 const COME_BACK: Duration = Duration::from_secs(10);
@@ -125,13 +125,14 @@ impl Side {
     /// # Errors
     /// [`SideError`].
     pub fn start(name: &str, setup: Setup, serve: bool) -> Result<Self, SideError> {
-        let transport = runtime::open(BackendConfig::default())?;
+        let transport = require::open()?;
         let layout = layout(&setup)?;
         let options = HostOptions::default().huge_pages(true).populate(true);
         let (pool, report) = KvPool::host(layout, setup.blocks, &options)?;
         tracing::info!(?report, "pool");
         let mut config = EngineConfig::new(EngineId::new(name)?, setup.model.as_str());
         config.tp_size = setup.tp;
+        config.require = require::required();
         if serve {
             config.holder.bind = Some(([127, 0, 0, 1], 0).into());
         }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::descriptor::ClusterKey;
+use crate::fabric::{FabricConfig, Requirement};
 use crate::ids::{EngineId, Rank};
 use crate::plan::DEFAULT_MAX_DESCRIPTOR_BYTES;
 use crate::side_channel::DialPolicy;
@@ -127,12 +128,18 @@ pub struct EngineConfig {
     pub holder: HolderConfig,
     /// Which addresses it may dial. A descriptor never widens this.
     pub dial: DialPolicy,
+    /// What must carry the bytes of every peer. An engine on a machine that has nothing of the kind does not start, and
+    /// a peer whose bytes go another way is not read from. All engines of a cluster should require the same: an engine
+    /// that requires `shm` or `nvlink` cannot be met by one that does not.
+    pub require: Requirement,
+    /// How it makes sure of that.
+    pub fabric: FabricConfig,
     /// Key that authenticates descriptors and cards; shared by the cluster.
     pub cluster_key: Option<ClusterKey>,
 }
 
 impl EngineConfig {
-    /// The defaults under a name: no side channel, dials loopback only, no key.
+    /// The defaults under a name: no side channel, dials loopback only, requires no carrier, no key.
     #[must_use]
     pub fn new(engine_id: EngineId, model: impl Into<String>) -> Self {
         Self {
@@ -143,6 +150,8 @@ impl EngineConfig {
             reader: ReaderConfig::default(),
             holder: HolderConfig::default(),
             dial: DialPolicy::default(),
+            require: Requirement::Any,
+            fabric: FabricConfig::default(),
             cluster_key: None,
         }
     }

@@ -17,12 +17,15 @@ use thiserror::Error;
 
 use super::clocks::Clocks;
 use super::config::ReaderConfig;
-use super::driver::{Event, LeaseJob, LeaseWish};
+use super::driver::{Event, LeaseJob};
 use super::error::Advice;
+use super::lease_care::LeaseCare;
 use super::link::{Link, Width};
+use super::probing::Prober;
 use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
+use crate::fabric::{PeerFabric, Unmet};
 use crate::ids::{AgentName, BlockId, EngineId, Incarnation, NameError, Rank, WordSlot};
 use crate::layout::{
     KvLayout, LayoutDecodeError, LayoutMismatch, PairingError, RegionGeometry, pair_regions,
@@ -32,15 +35,9 @@ use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
 use crate::transport::{Agent, AgentRole, Descriptor, Transport, TransportError};
 
-/// Time for one release over the side channel. A holder that does not answer by then is left to end
-/// the lease by its time.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// How often, a millisecond apart, an agent is let make progress before it is destroyed, so that a
 /// notice which was just given to it leaves.
 const FLUSH_TRIES: u32 = 10;
-/// For how long a holder that did not answer is not asked again, so that it does not hold up others.
-const SILENT_FOR: Duration = Duration::from_secs(5);
-
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
@@ -75,6 +72,9 @@ pub enum ConnectError {
     /// The transport failed.
     #[error("{0}")]
     Transport(#[source] TransportError),
+    /// Its bytes are not carried by what is required.
+    #[error("{0}")]
+    Fabric(#[source] Unmet),
     /// A name is malformed.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -102,7 +102,9 @@ impl ConnectError {
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self {
-            Self::Layout(_) | Self::OtherEngine { .. } | Self::Card(_) => Advice::FixConfiguration,
+            Self::Layout(_) | Self::OtherEngine { .. } | Self::Card(_) | Self::Fabric(_) => {
+                Advice::FixConfiguration
+            }
             Self::BadLayout(_) | Self::Regions(_) | Self::Name(_) => Advice::ReportBug,
             Self::SideChannel { .. }
             | Self::Transport(_)
@@ -170,6 +172,7 @@ pub(crate) struct LocalSide {
     pub rank: Rank,
     pub pool: Arc<KvPool>,
     pub landing: Arc<dyn ControlWords>,
+    pub prober: Prober,
     pub clocks: Arc<Clocks>,
 }
 
@@ -196,6 +199,9 @@ impl LocalSide {
         )?;
         let landing = Arc::clone(&self.landing);
         agent.register(&[landing.region()], Arc::new(landing))?;
+        if let Some(scratch) = self.prober.scratch() {
+            agent.register(&[scratch.region()], Arc::new(Arc::clone(scratch)))?;
+        }
         Ok(agent)
     }
 }
@@ -365,52 +371,6 @@ impl Workers {
     }
 }
 
-/// Releases and renews leases over the side channel, one after the other.
-struct LeaseCare {
-    cards: Arc<dyn CardSource>,
-    clock: Arc<dyn Clock>,
-    stopping: Arc<AtomicBool>,
-    /// Peers that did not answer lately, and until when they are not asked.
-    silent: HashMap<PeerKey, MonoTime>,
-}
-
-impl LeaseCare {
-    fn run(mut self, jobs: &Receiver<LeaseJob>) {
-        for job in jobs {
-            if self.stopping.load(Ordering::Acquire) {
-                break;
-            }
-            let now = self.clock.now();
-            self.silent.retain(|_, until| *until > now);
-            if self.silent.contains_key(&job.peer) {
-                continue;
-            }
-            if let Err(error) = self.ask(&job, now) {
-                tracing::debug!(%error, lease = %job.lease.id, wish = ?job.wish, "a holder was not reached");
-                self.silent.insert(job.peer, self.clock.now() + SILENT_FOR);
-            }
-        }
-    }
-
-    fn ask(&self, job: &LeaseJob, now: MonoTime) -> Result<(), ConnectError> {
-        let (addr, life, lease) = (&job.peer.addr, job.incarnation, job.lease);
-        match &job.wish {
-            LeaseWish::Release => self.cards.release(addr, life, lease, RELEASE_LIMIT),
-            LeaseWish::Renew {
-                extension,
-                told_end,
-            } => {
-                let left = self
-                    .cards
-                    .renew(addr, life, lease, *extension, RELEASE_LIMIT)?;
-                // Counted from when it was asked: rather too early than too late.
-                *told_end.lock() = Some(left.map_or(MonoTime::ZERO, |left| now + left));
-                Ok(())
-            }
-        }
-    }
-}
-
 /// Opens agents before they are needed, until nobody can need one any more.
 fn open_ahead<T: Transport>(transport: &T, local: &LocalSide, ahead: &Sender<T::Agent>) {
     for n in 1_u64.. {
@@ -538,17 +498,10 @@ impl<T: Transport> Meeting<T> {
             .unwrap_or(0);
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let name = self.local.agent_name(&format!("read-{id}"))?;
-        let agent = self
-            .open(
-                &name,
-                &card.nixl_metadata,
-                &card.agent,
-                &card.lease_words,
-                until,
-            )
-            .map_err(ConnectError::Transport)?;
+        let (agent, fabric) = self.open_proved(&name, &card, until)?;
         tracing::info!(
-            engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
+            engine = %card.engine_id, incarnation = %card.incarnation, %peer, carried_by = %fabric,
+            "met a peer"
         );
         Ok(Met::Link(Box::new(Link {
             id,
@@ -562,9 +515,28 @@ impl<T: Transport> Meeting<T> {
             used: self.clock.now(),
             tended: MonoTime::ZERO,
             metadata: card.nixl_metadata.into(),
+            fabric: Arc::new(fabric),
             width: Width::Narrow,
             copies: false,
         })))
+    }
+
+    /// An agent that reads from a peer, and what carries its bytes.
+    fn open_proved(
+        &self,
+        name: &AgentName,
+        card: &Card,
+        until: MonoTime,
+    ) -> Result<(T::Agent, PeerFabric), ConnectError> {
+        let (metadata, peer, words) = (&card.nixl_metadata, &card.agent, &card.lease_words);
+        let watch = self.local.prober.watch();
+        let mut agent = self
+            .open(name, metadata, peer, words, until)
+            .map_err(ConnectError::Transport)?;
+        let limit = until.saturating_since(self.clock.now());
+        let prober = &self.local.prober;
+        let fabric = prober.prove(watch, &mut agent, peer, words, limit)?;
+        Ok((agent, fabric))
     }
 
     fn open(

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::connect::ConnectError;
 use crate::descriptor::TicketError;
+use crate::fabric::{Requirement, Unmet};
 use crate::ids::{BlockId, EngineId, Incarnation, LeaseId};
 use crate::lease::GrantError;
 use crate::memory::OwnedBlocks;
@@ -310,6 +311,9 @@ pub enum StartError {
     /// The transport failed.
     #[error("the transport does not work: {0}")]
     Transport(#[from] TransportError),
+    /// What must carry the bytes is not here.
+    #[error(transparent)]
+    Fabric(#[from] Unmet),
     /// The side channel could not be opened.
     #[error("the side channel cannot be opened: {0}")]
     SideChannel(#[from] ServerError),
@@ -325,4 +329,20 @@ pub enum StartError {
     /// The card could not be written.
     #[error("the engine's card cannot be written: {0}")]
     Card(String),
+}
+
+impl StartError {
+    /// Why there is no agent: under a requirement because the backend could use nothing else.
+    pub(super) fn of_agent(require: Requirement, cause: TransportError) -> Self {
+        if require == Requirement::Any {
+            return Self::Transport(cause);
+        }
+        Self::Fabric(Unmet {
+            wanted: require,
+            found: format!("nothing of the kind that NIXL could use ({cause})"),
+            fix: "run `kvx doctor`, which says what is missing; NIXL_LOG_LEVEL=INFO and \
+                  UCX_LOG_LEVEL=info show the libraries' own reasons"
+                .to_owned(),
+        })
+    }
 }

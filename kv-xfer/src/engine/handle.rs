@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::error::ReadError;
+use crate::fabric::PeerFabric;
 use crate::memory::OwnedBlocks;
 
 /// Names a read within its engine.
@@ -47,6 +48,8 @@ pub struct ReadReport {
     pub checking: Duration,
     /// From submission until the outcome was known.
     pub total: Duration,
+    /// What carried the bytes, as far as it is known; `None` until the peer was met.
+    pub fabric: Option<Arc<PeerFabric>>,
 }
 
 /// Blocks that have landed: every byte is there, and the lease still held after the last one.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::MonoTime;
+use crate::fabric::PeerFabric;
 use crate::ids::{AgentName, EngineId, Incarnation};
 use crate::layout::{RegionGeometry, RegionPair};
 use crate::transport::Agent;
@@ -38,6 +39,8 @@ pub(crate) struct Link<A: Agent> {
     pub tended: MonoTime,
     /// The card's metadata, to load into further agents.
     pub metadata: Arc<[u8]>,
+    /// What carries its bytes.
+    pub fabric: Arc<PeerFabric>,
     pub width: Width,
     /// Whether posting moves the bytes within the call. Only then does posting from several threads
     /// gain anything.

@@ -296,6 +296,7 @@ impl<R> ActiveRead<R> {
         self.report.planning = env.clock.now().saturating_since(begin);
         self.plan = Some((plan, Cursor::default()));
         self.link = Some(link.id);
+        self.report.fabric = Some(Arc::clone(&link.fabric));
         self.phase = Phase::Posting;
         Ok(())
     }

@@ -15,6 +15,7 @@ use super::driver::{Channels, Driver};
 use super::error::StartError;
 use super::holder::{Holder, HolderThread};
 use super::lane::Lane;
+use super::probing::Prober;
 use super::{Engine, Owner};
 use crate::clock::{Clock, SystemClock};
 use crate::ids::{AgentName, Incarnation};
@@ -69,6 +70,7 @@ impl Engine {
                 "tp_size must be what the pool's layout is cut for, and rank.tp below it",
             ));
         }
+        transport.require(config.require)?;
         let incarnation = Incarnation(random()?.max(1));
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();
@@ -93,7 +95,9 @@ impl Engine {
         } else {
             AgentRole::Read
         };
-        let mut agent = transport.open_agent(&name, role)?;
+        let mut agent = transport
+            .open_agent(&name, role)
+            .map_err(|cause| StartError::of_agent(config.require, cause))?;
         agent.register(
             pool.regions(),
             Arc::clone(&pool) as Arc<dyn Any + Send + Sync>,
@@ -123,12 +127,16 @@ impl Engine {
             .saturating_add(probes.unwrap_or(u32::MAX));
         let landing = transport.control_words(slots)?;
         let clocks = Arc::new(Clocks::default());
+        let prober = Prober::new(config.require, config.fabric.clone(), |slots| {
+            transport.control_words(slots)
+        })?;
         let local = Arc::new(LocalSide {
             engine: config.engine_id.clone(),
             incarnation,
             rank: config.rank,
             pool: Arc::clone(&pool),
             landing: Arc::clone(&landing),
+            prober,
             clocks: Arc::clone(&clocks),
         });
         // The count of queued reads bounds this channel; the driver empties it at every step. One
@@ -197,7 +205,7 @@ impl Engine {
             .spawn(move || driver.run())?;
         tracing::info!(
             engine = %config.engine_id, %incarnation, rank = %config.rank,
-            transport = ?transport.info(), "engine started"
+            transport = ?transport.info(), require = %config.require, "engine started"
         );
         Ok(Self {
             fingerprint: pool.layout().content_fingerprint(),

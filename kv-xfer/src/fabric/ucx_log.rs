@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use super::requirement::Carrier;
+
 /// One lane: what it is used for, and what carries it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane {
@@ -27,10 +29,20 @@ impl UcxLanes {
     /// Finds the lanes in a log of level `info`. Lines that say something else are skipped.
     #[must_use]
     pub fn parse(log: &str) -> Self {
+        Self::parse_scopes(log, &["intra-node ", "inter-node ", "self "])
+    }
+
+    /// Like [`parse`](Self::parse), without what an agent uses to itself.
+    #[must_use]
+    pub fn parse_peers(log: &str) -> Self {
+        Self::parse_scopes(log, &["intra-node ", "inter-node "])
+    }
+
+    fn parse_scopes(log: &str, scopes: &[&str]) -> Self {
         let lanes = log
             .lines()
             .filter_map(|line| {
-                ["intra-node ", "inter-node ", "self "]
+                scopes
                     .iter()
                     .find_map(|scope| line.split_once(scope))
                     .map(|(_, rest)| rest)
@@ -79,6 +91,35 @@ impl UcxLanes {
         } else {
             format!("{emulated} (emulated)")
         }
+    }
+}
+
+impl UcxLanes {
+    /// What kind of thing carries the bytes of a read; `None` when that is not known, or not one kind.
+    #[must_use]
+    pub fn kind(&self) -> Option<Carrier> {
+        let carrier = self.carrier();
+        let names = carrier.trim_end_matches(" (emulated)");
+        let kinds: BTreeSet<Option<Carrier>> = names.split('+').map(Carrier::of_ucx).collect();
+        let mut kinds = kinds.into_iter();
+        match (kinds.next(), kinds.next()) {
+            (Some(kind), None) => kind,
+            _ => None,
+        }
+    }
+
+    /// The one-sided operations that are emulated with messages, so that the peer's processor takes part.
+    #[must_use]
+    pub fn emulated(&self) -> Vec<&'static str> {
+        let uses = |name: &str| self.lanes.iter().any(|lane| lane.used_for == name);
+        let mut emulated = Vec::new();
+        if uses("rma_am") && !uses("rma") {
+            emulated.extend(["read", "write"]);
+        }
+        if uses("amo_am") && !uses("amo") {
+            emulated.push("atomic");
+        }
+        emulated
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::ReadError;
+use crate::fabric::Carrier;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -44,6 +45,18 @@ counters! {
     landed,
     /// Bytes of blocks that have landed.
     bytes,
+    /// Bytes of blocks that have landed over EFA.
+    bytes_efa,
+    /// Bytes of blocks that have landed over other RDMA devices.
+    bytes_rdma,
+    /// Bytes of blocks that have landed from GPU to GPU within the node.
+    bytes_nvlink,
+    /// Bytes of blocks that have landed through memory of the node.
+    bytes_shm,
+    /// Bytes of blocks that have landed over sockets.
+    bytes_tcp,
+    /// Bytes of blocks that have landed by ways that are not known, or several.
+    bytes_unknown,
     /// Descriptors posted by reads that have landed.
     descriptors,
     /// Reads that failed because the lease had ended.
@@ -79,6 +92,20 @@ counters! {
 }
 
 impl EngineStats {
+    /// Bytes that have landed, and by what way.
+    pub(crate) fn count_bytes(&self, bytes: u64, carrier: Option<Carrier>) {
+        let way = match carrier {
+            Some(Carrier::Efa) => &self.bytes_efa,
+            Some(Carrier::Rdma) => &self.bytes_rdma,
+            Some(Carrier::Nvlink) => &self.bytes_nvlink,
+            Some(Carrier::Shm) => &self.bytes_shm,
+            Some(Carrier::Tcp) => &self.bytes_tcp,
+            None => &self.bytes_unknown,
+        };
+        way.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn count_failure(&self, error: &ReadError) {
         let counter = match error {
             ReadError::LeaseLost { .. } => &self.failed_lease,

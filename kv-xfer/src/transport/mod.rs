@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::fabric::{Requirement, Unmet};
 use crate::ids::AgentName;
 use crate::layout::{MemKind, RegionGeometry};
 use crate::memory::ControlWords;
@@ -115,6 +116,25 @@ pub trait Transport: Send + Sync + 'static {
     /// # Errors
     /// [`TransportError`] when the backend cannot be created.
     fn open_agent(&self, name: &AgentName, role: AgentRole) -> Result<Self::Agent, TransportError>;
+
+    /// Holds the agents that are opened from now on to what must carry the bytes, so that anything else fails. Says at once
+    /// if there is nothing of the kind.
+    ///
+    /// # Errors
+    /// [`Unmet`]; by default for everything but [`Requirement::Any`].
+    fn require(&self, requirement: Requirement) -> Result<(), Unmet> {
+        match requirement {
+            Requirement::Any => Ok(()),
+            wanted => Err(Unmet {
+                wanted,
+                found: format!(
+                    "the transport {}, which cannot be held to it",
+                    self.info().name
+                ),
+                fix: "use NIXL, or require nothing".to_owned(),
+            }),
+        }
+    }
 
     /// Memory for `slots` words that its agents can register.
     ///

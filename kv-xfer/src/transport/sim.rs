@@ -23,6 +23,7 @@ use super::{
     AfterError, Agent, AgentRole, Descriptor, Ends, FailureKind, Progress, ReadFault, Transport,
     TransportError, TransportInfo,
 };
+use crate::fabric::{Requirement, Unmet};
 use crate::ids::AgentName;
 use crate::layout::RegionGeometry;
 use crate::memory::{ControlWords, Memory, MemoryError};
@@ -277,6 +278,11 @@ impl Transport for SimFabric {
             .unwrap_or(usize::MAX)
             .saturating_mul(8);
         Ok(Arc::new(SimWords::new(self.memory(len), slots)))
+    }
+
+    /// It has no devices, and is content with everything.
+    fn require(&self, _: Requirement) -> Result<(), Unmet> {
+        Ok(())
     }
 
     fn info(&self) -> TransportInfo {

@@ -13,7 +13,7 @@ use kv_xfer::ids::{AgentName, BlockId};
 use kv_xfer::layout::{RegionGeometry, pair_regions};
 use kv_xfer::memory::KvPool;
 use kv_xfer::plan::{Cursor, Plan, PlanInput, PlanLimits};
-use kv_xfer::transport::nixl::{BackendConfig, NixlAgent, NixlTransport};
+use kv_xfer::transport::nixl::{NixlAgent, NixlTransport};
 use kv_xfer::transport::{Agent, AgentRole, Descriptor, Ends, Progress, Transport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ use super::engine::check_blocks;
 use super::error::WorkerError;
 use super::{Holder, NewCase, Reader, Start, process_cpu_us};
 use crate::bench::proto::Sample;
-use crate::runtime;
+use crate::require;
 
 /// A read ends by then, or the participant gives up.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -117,7 +117,7 @@ pub struct BareHolder {
 impl BareHolder {
     /// Makes and fills the pool, and registers it.
     pub fn start(args: &Start, about: &mut Map<String, Value>) -> Result<Self, WorkerError> {
-        let transport = runtime::open(BackendConfig::default())?;
+        let transport = require::open()?;
         describe(&transport, about);
         let pool = blocks::pool(&args.shape, &args.settings, about)?;
         blocks::fill(&pool, args.seed)?;
@@ -153,6 +153,7 @@ pub struct BareReader {
     peer: BareCard,
     span: RegionGeometry,
     same_descriptors: bool,
+    write: bool,
     cases: Cases<BareCase>,
 }
 
@@ -167,7 +168,7 @@ impl BareReader {
         let card = args.card.clone().unwrap_or_default();
         let AnyCard { bare: peer } =
             serde_json::from_value(card).map_err(WorkerError::json("card"))?;
-        let transport = runtime::open(BackendConfig::default())?;
+        let transport = require::open()?;
         describe(&transport, about);
         let pool = blocks::pool(&args.shape, &args.settings, about)?;
         let (mut agent, _, span) = open(&transport, &pool, AgentRole::Read)?;
@@ -175,13 +176,22 @@ impl BareReader {
             .decode(&peer.metadata)
             .map_err(|error| WorkerError::Setting(format!("the card's metadata: {error}")))?;
         agent.load_peer(&metadata, &peer.agent)?;
+        // Something else than the holder's pattern, which it then has in its place.
+        let seed = match args.settings.write {
+            true => args.seed.wrapping_add(1),
+            false => args.seed,
+        };
+        if args.settings.write {
+            blocks::fill(&pool, seed)?;
+        }
         Ok(Self {
             agent,
             pool,
-            seed: args.seed,
+            seed,
             peer,
             span,
             same_descriptors: args.settings.same_descriptors,
+            write: args.settings.write,
             cases: Cases::default(),
         })
     }
@@ -206,6 +216,17 @@ impl BareReader {
             &mut descriptors,
         );
         Ok(descriptors)
+    }
+
+    /// Overwrites the memory with what the holder has.
+    fn read_back(&mut self, name: &str) -> Result<(), WorkerError> {
+        for block in 0..self.pool.block_count() {
+            blocks::spoil(&self.pool, block)?;
+        }
+        self.write = false;
+        let read = self.once(&[name.to_owned()]);
+        self.write = true;
+        read.map(drop)
     }
 
     /// Whether the first `bytes` bytes of the memory hold a block of a region whole.
@@ -246,10 +267,12 @@ impl Reader for BareReader {
         let start = Instant::now();
         for name in names {
             let case = self.cases.get(name)?;
-            requests.push(
-                self.agent
-                    .post_read(&self.peer.agent, Ends::HOST, &case.descriptors)?,
-            );
+            let (peer, descriptors_of) = (&self.peer.agent, &case.descriptors);
+            requests.push(if self.write {
+                self.agent.post_write(peer, Ends::HOST, descriptors_of)?
+            } else {
+                self.agent.post_read(peer, Ends::HOST, descriptors_of)?
+            });
             descriptors += case.descriptors.len() as u64;
             bytes += case.bytes;
         }
@@ -278,6 +301,10 @@ impl Reader for BareReader {
     }
 
     fn spoil(&mut self, name: &str, sample: u32) -> Result<(), WorkerError> {
+        if self.write {
+            // It is the source; what the holder got is read back.
+            return Ok(());
+        }
         let case = self.cases.get(name)?;
         if self.same_descriptors {
             for index in blocks::spread(case.lists.local.len(), sample) {
@@ -293,6 +320,9 @@ impl Reader for BareReader {
     }
 
     fn check(&mut self, name: &str, sample: u32) -> Result<Checked, WorkerError> {
+        if self.write {
+            self.read_back(name)?;
+        }
         let case = self.cases.get(name)?;
         if self.same_descriptors {
             return check_blocks(&self.pool, self.seed, &case.lists, sample);

@@ -14,7 +14,7 @@ use kv_xfer::ids::{BlockId, EngineId, LeaseId, RequestId};
 use kv_xfer::memory::{KvPool, OwnedBlocks};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::DialPolicy;
-use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
+use kv_xfer::transport::nixl::NixlTransport;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -24,7 +24,7 @@ use super::cases::{BlockLists, Cases, check_list, check_lists};
 use super::error::WorkerError;
 use super::{Holder, NewCase, Reader, Start, bare, process_cpu_us};
 use crate::bench::proto::Sample;
-use crate::runtime;
+use crate::require;
 
 /// A read ends by then.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -55,11 +55,12 @@ fn start(
     about: &mut Map<String, Value>,
     change: impl FnOnce(&mut EngineConfig),
 ) -> Result<(Engine, Arc<KvPool>, Arc<NixlTransport>), WorkerError> {
-    let transport = runtime::open(BackendConfig::default())?;
+    let transport = require::open()?;
     let pool = blocks::pool(&start.shape, &start.settings, about)?;
     let name = format!("bench-{name}-{}", std::process::id());
     let mut config = EngineConfig::new(EngineId::new(name)?, MODEL);
     config.tp_size = pool.layout().tp();
+    config.require = require::required();
     config.reader = start.settings.reader();
     change(&mut config);
     let engine = Engine::start(config, Arc::clone(&pool), Arc::clone(&transport))?;

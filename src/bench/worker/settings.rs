@@ -26,6 +26,8 @@ pub struct Settings {
     pub lanes: Option<usize>,
     /// For `one-descriptor`: post the descriptors that the engine would, in one window.
     pub same_descriptors: bool,
+    /// For `one-descriptor`: write instead of read; what was written is read back to be checked.
+    pub write: bool,
     /// Kind of memory; only `host` can be had.
     pub memory: String,
     /// Where a holder's side channel listens.
@@ -49,6 +51,7 @@ impl Default for Settings {
             huge_pages: true,
             lanes: None,
             same_descriptors: false,
+            write: false,
             memory: "host".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
             advertise: None,

@@ -88,7 +88,8 @@ impl<T: Transport> Driver<T> {
             Ok(()) => {
                 self.peers.on_landed(&release.peer);
                 self.stats.landed.fetch_add(1, Ordering::Relaxed);
-                self.stats.bytes.fetch_add(report.bytes, Ordering::Relaxed);
+                let carrier = report.fabric.as_ref().and_then(|fabric| fabric.carrier);
+                self.stats.count_bytes(report.bytes, carrier);
                 self.stats
                     .descriptors
                     .fetch_add(report.descriptors, Ordering::Relaxed);

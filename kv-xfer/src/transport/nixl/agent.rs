@@ -205,11 +205,12 @@ impl NixlAgent {
     /// Makes the request of a window; nothing is posted yet.
     fn request(
         &mut self,
+        operation: XferOp,
         peer: &AgentName,
         ends: Ends,
         descriptors: &[Descriptor],
     ) -> Result<XferReqHandle, TransportError> {
-        const OPERATION: &str = "prepare read";
+        const OPERATION: &str = "prepare transfer";
         let fail = |cause: CallError| error(OPERATION, &cause);
         let lists = self.lists(ends).map_err(fail)?;
         for d in descriptors {
@@ -241,7 +242,7 @@ impl NixlAgent {
         unsafe {
             self.library.create_xfer_req(
                 self.agent,
-                XferOp::Read,
+                operation,
                 lists.local,
                 lists.remote,
                 peer,
@@ -249,6 +250,53 @@ impl NixlAgent {
             )
         }
         .map_err(fail)
+    }
+
+    /// Posts one window of writes: from `local` of each descriptor to `remote`. For measuring: the engine never writes. It
+    /// is polled and discarded like a window of reads, and its source must stay as it is until it is over.
+    ///
+    /// # Errors
+    /// [`ReadFault`], which tells whether bytes may still be moved.
+    pub fn post_write(
+        &mut self,
+        peer: &AgentName,
+        ends: Ends,
+        descriptors: &[Descriptor],
+    ) -> Result<(NixlRequest, Progress), ReadFault> {
+        self.post(XferOp::Write, peer, ends, descriptors)
+    }
+
+    fn post(
+        &mut self,
+        operation: XferOp,
+        peer: &AgentName,
+        ends: Ends,
+        descriptors: &[Descriptor],
+    ) -> Result<(NixlRequest, Progress), ReadFault> {
+        let _pass = gate::enter().ok_or_else(|| ReadFault {
+            error: exiting("post"),
+            after: AfterError::Quiet,
+        })?;
+        let request = self
+            .request(operation, peer, ends, descriptors)
+            .map_err(|error| ReadFault {
+                error,
+                after: AfterError::Quiet,
+            })?;
+        // SAFETY: agent and request are live and this thread's. The destination stays mapped and
+        // unused until the request is over or this agent is destroyed: the engine owns its blocks.
+        match unsafe { self.library.post_xfer_req(self.agent, request, None) } {
+            Ok(NixlProgress::Done) => Ok((NixlRequest(request), Progress::Done)),
+            Ok(NixlProgress::InProgress) => Ok((NixlRequest(request), Progress::Pending)),
+            Err(cause) => {
+                // Some descriptors may have been posted before the one that failed.
+                self.discard(NixlRequest(request));
+                Err(ReadFault {
+                    error: error("post", &cause),
+                    after: AfterError::InDoubt,
+                })
+            }
+        }
     }
 }
 
@@ -378,30 +426,7 @@ impl Agent for NixlAgent {
         ends: Ends,
         descriptors: &[Descriptor],
     ) -> Result<(NixlRequest, Progress), ReadFault> {
-        let _pass = gate::enter().ok_or_else(|| ReadFault {
-            error: exiting("post read"),
-            after: AfterError::Quiet,
-        })?;
-        let request = self
-            .request(peer, ends, descriptors)
-            .map_err(|error| ReadFault {
-                error,
-                after: AfterError::Quiet,
-            })?;
-        // SAFETY: agent and request are live and this thread's. The destination stays mapped and
-        // unused until the request is over or this agent is destroyed: the engine owns its blocks.
-        match unsafe { self.library.post_xfer_req(self.agent, request, None) } {
-            Ok(NixlProgress::Done) => Ok((NixlRequest(request), Progress::Done)),
-            Ok(NixlProgress::InProgress) => Ok((NixlRequest(request), Progress::Pending)),
-            Err(cause) => {
-                // Some descriptors may have been posted before the one that failed.
-                self.discard(NixlRequest(request));
-                Err(ReadFault {
-                    error: error("post read", &cause),
-                    after: AfterError::InDoubt,
-                })
-            }
-        }
+        self.post(XferOp::Read, peer, ends, descriptors)
     }
 
     fn poll(&mut self, request: &mut NixlRequest) -> Result<Progress, ReadFault> {

@@ -13,13 +13,14 @@ mod fault;
 mod gate;
 
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use nixl_sys::{AgentConfig, Library, VersionFamily, c_string};
 
 pub use agent::{NixlAgent, NixlRequest};
 
 use super::{AgentRole, FailureKind, Transport, TransportError, TransportInfo};
+use crate::fabric::{LIBFABRIC, Requirement, Surroundings, UcxSettings, Unmet};
 use crate::ids::AgentName;
 use crate::memory::{ControlWords, HostWords};
 
@@ -53,6 +54,8 @@ pub struct NixlTransport {
     backend: BackendConfig,
     plugin: CString,
     params: Vec<(CString, CString)>,
+    /// What it has been held to, with the parameters for that.
+    held: OnceLock<(Requirement, Vec<(CString, CString)>)>,
 }
 
 impl NixlTransport {
@@ -90,7 +93,41 @@ impl NixlTransport {
             backend,
             plugin,
             params,
+            held: OnceLock::new(),
         })
+    }
+
+    /// The parameters that hold the backend to a requirement, on top of the caller's.
+    fn held_to(&self, wanted: Requirement) -> Result<Vec<(CString, CString)>, Unmet> {
+        let mut params = self.params.clone();
+        let here = Surroundings::here(&self.library.report().ucx_modules);
+        here.check(wanted, &self.backend.name)?;
+        if self.backend.name == LIBFABRIC {
+            return Ok(params);
+        }
+        let settings = UcxSettings {
+            transports: here.transports(wanted)?,
+            ..UcxSettings::default().require(wanted)
+        };
+        for (name, value) in settings.backend().params {
+            let unmet = |found: String| Unmet {
+                wanted,
+                found,
+                fix: "leave that parameter to the requirement".to_owned(),
+            };
+            let bad = |error: nixl_sys::CallError| unmet(error.to_string());
+            let name = c_string("parameter name", &name).map_err(bad)?;
+            let value = c_string("parameter", &value).map_err(bad)?;
+            match params.iter().find(|(given, _)| *given == name) {
+                None => params.push((name, value)),
+                Some((_, given)) if *given == value => {}
+                Some((_, given)) => {
+                    let (name, given) = (name.to_string_lossy(), given.to_string_lossy());
+                    return Err(unmet(format!("the backend's parameter {name}={given}")));
+                }
+            }
+        }
+        Ok(params)
     }
 
     /// The loaded library.
@@ -114,8 +151,28 @@ impl Transport for NixlTransport {
             name,
             &config,
             &self.plugin,
-            &self.params,
+            self.held.get().map_or(&self.params, |(_, params)| params),
         )
+    }
+
+    /// A transport can be held to one requirement in its life: engines that require different things need one each.
+    fn require(&self, wanted: Requirement) -> Result<(), Unmet> {
+        let held = match self.held.get() {
+            Some(held) => held,
+            None if wanted == Requirement::Any => return Ok(()),
+            None => {
+                let params = self.held_to(wanted)?;
+                self.held.get_or_init(|| (wanted, params))
+            }
+        };
+        if held.0 == wanted || wanted == Requirement::Any {
+            return Ok(());
+        }
+        Err(Unmet {
+            wanted,
+            found: format!("a transport that another engine has held to {}", held.0),
+            fix: "give each engine a transport of its own".to_owned(),
+        })
     }
 
     fn control_words(&self, slots: u32) -> Result<Arc<dyn ControlWords>, TransportError> {

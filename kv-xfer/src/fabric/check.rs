@@ -1,0 +1,242 @@
+//! Checks a requirement before anything moves, from what is cheap to look at: devices and variables. That catches in
+//! milliseconds what NIXL would take minutes to show as slow reads.
+
+use std::path::Path;
+
+use super::devices::Devices;
+use super::requirement::{Carrier, Requirement, Unmet};
+use super::settings::LIBFABRIC;
+
+/// What a check looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The devices of the machine.
+    pub devices: Devices,
+    /// `UCX_TLS`, if the user has set it.
+    pub ucx_tls: Option<String>,
+    /// `FI_PROVIDER`, if it is set.
+    pub fi_provider: Option<String>,
+    /// Whether UCX has its module for EFA, where that is known, and may load it.
+    pub ucx_efa: bool,
+}
+
+impl Surroundings {
+    /// This process on this machine. `ucx_modules` are the modules of the UCX that NIXL uses.
+    #[must_use]
+    pub fn here(ucx_modules: &[String]) -> Self {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let forbidden = variable("UCX_MODULES").is_some_and(|modules| {
+            let listed = |list: &str| list.split(',').any(|name| name == "efa");
+            match modules.strip_prefix('^') {
+                Some(without) => listed(without),
+                None => !listed(&modules) && modules != "all",
+            }
+        });
+        Self {
+            devices: Devices::look(Path::new("/")),
+            ucx_tls: variable("UCX_TLS"),
+            fi_provider: variable("FI_PROVIDER"),
+            ucx_efa: !forbidden && ucx_modules.iter().any(|module| module == "ib_efa"),
+        }
+    }
+
+    /// Whether a backend can do what is required here, as far as devices and variables show.
+    ///
+    /// # Errors
+    /// [`Unmet`], with what there is and what would help.
+    pub fn check(&self, requirement: Requirement, backend: &str) -> Result<(), Unmet> {
+        let unmet = |found: String, fix: &str| {
+            Err(Unmet {
+                wanted: requirement,
+                found,
+                fix: fix.to_owned(),
+            })
+        };
+        let devices = &self.devices;
+        match requirement {
+            Requirement::Any | Requirement::Tcp | Requirement::Shm => {}
+            Requirement::Efa if devices.efa().next().is_none() => {
+                let fix = if devices.efa_without_driver.is_empty() {
+                    "run on an instance with EFA network interfaces attached, in a container with \
+                     /sys/class/infiniband and /dev/infiniband passed in; or require something else"
+                } else {
+                    "load the driver: modprobe efa (the EFA installer has it: \
+                     sudo ./efa_installer.sh -y)"
+                };
+                return unmet(devices.summary(), fix);
+            }
+            Requirement::Rdma if devices.rdma.is_empty() => {
+                return unmet(
+                    devices.summary(),
+                    "run on a machine with InfiniBand, RoCE or EFA, in a container with \
+                     /sys/class/infiniband and /dev/infiniband passed in; or require something else",
+                );
+            }
+            Requirement::Efa | Requirement::Rdma => {
+                let wanted = |efa: bool| requirement == Requirement::Rdma || efa;
+                let usable = |nic: &super::RdmaDevice| wanted(nic.is_efa()) && nic.is_usable();
+                if !devices.rdma.iter().any(usable) {
+                    return unmet(
+                        devices.summary(),
+                        "pass the devices into the container (docker run --device=/dev/infiniband \
+                         --ulimit memlock=-1) and see that their ports are up",
+                    );
+                }
+            }
+            Requirement::Nvlink => {
+                if devices.visible_gpus().next().is_none() {
+                    return unmet(
+                        devices.summary(),
+                        "run on a machine with NVIDIA GPUs and their driver, in a container with \
+                         --gpus all; or require something else",
+                    );
+                }
+            }
+        }
+        if backend == LIBFABRIC {
+            self.check_provider(requirement)
+        } else {
+            self.check_transports(requirement)
+        }
+    }
+
+    fn check_provider(&self, requirement: Requirement) -> Result<(), Unmet> {
+        let fail = |found: String, fix: String| {
+            Err(Unmet {
+                wanted: requirement,
+                found,
+                fix,
+            })
+        };
+        match requirement.provider() {
+            Err(lacks) => fail(
+                format!("the backend LIBFABRIC: {lacks}"),
+                "use the backend UCX".to_owned(),
+            ),
+            Ok(None) => Ok(()),
+            Ok(Some(provider)) if self.fi_provider.as_deref() == Some(provider) => Ok(()),
+            Ok(Some(provider)) => fail(
+                match &self.fi_provider {
+                    Some(other) => format!("FI_PROVIDER={other}"),
+                    None => {
+                        "FI_PROVIDER is not set, so that libfabric falls back to TCP without a word"
+                            .to_owned()
+                    }
+                },
+                format!("set FI_PROVIDER={provider} before NIXL is loaded"),
+            ),
+        }
+    }
+
+    fn check_transports(&self, requirement: Requirement) -> Result<(), Unmet> {
+        if requirement == Requirement::Efa && !self.ucx_efa {
+            return Err(Unmet {
+                wanted: requirement,
+                found: "a UCX that has no EFA module, or may not load it (UCX_MODULES)".to_owned(),
+                fix: "use the backend LIBFABRIC with FI_PROVIDER=efa".to_owned(),
+            });
+        }
+        self.transports(requirement).map(drop)
+    }
+
+    /// The transports that UCX may use: those that the requirement admits, and of those the ones that the user's
+    /// `UCX_TLS` leaves. `None`: those that UCX chooses.
+    ///
+    /// # Errors
+    /// [`Unmet`] when none is left that could carry anything.
+    pub fn transports(&self, requirement: Requirement) -> Result<Option<Vec<String>>, Unmet> {
+        let Some(admitted) = requirement.ucx_transports() else {
+            return Ok(None);
+        };
+        let admitted = || admitted.iter().copied().map(str::to_owned);
+        let Some(tls) = self.ucx_tls.as_deref().filter(|tls| *tls != "all") else {
+            return Ok(Some(admitted().collect()));
+        };
+        let left: Vec<String> = match tls.strip_prefix('^') {
+            Some(without) => {
+                let without: Vec<&str> = without.split(',').collect();
+                admitted()
+                    .filter(|name| !without.contains(&name.as_str()))
+                    .collect()
+            }
+            None => tls
+                .split(',')
+                .filter(|name| match Carrier::of_ucx(name) {
+                    Some(carrier) => requirement.admits(carrier),
+                    None => true,
+                })
+                .map(str::to_owned)
+                .collect(),
+        };
+        if left.iter().any(|name| Carrier::of_ucx(name).is_some()) {
+            return Ok(Some(left));
+        }
+        Err(Unmet {
+            wanted: requirement,
+            found: format!("UCX_TLS={tls}, which leaves none of its transports"),
+            fix: format!(
+                "unset UCX_TLS, or add one of {}",
+                requirement.ucx_transports().unwrap_or_default().join(", ")
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bare(tls: Option<&str>) -> Surroundings {
+        Surroundings {
+            devices: Devices::default(),
+            ucx_tls: tls.map(str::to_owned),
+            fi_provider: None,
+            ucx_efa: true,
+        }
+    }
+
+    #[test]
+    fn a_machine_without_devices_says_what_it_lacks() {
+        for (requirement, found) in [
+            (Requirement::Efa, "no EFA device"),
+            (Requirement::Rdma, "no RDMA device"),
+            (Requirement::Nvlink, "no GPU"),
+        ] {
+            let unmet = bare(None).check(requirement, "UCX").unwrap_err();
+            let text = unmet.to_string();
+            assert!(
+                text.contains(found) && text.contains(requirement.name()),
+                "{text}"
+            );
+            assert!(!unmet.fix.is_empty());
+        }
+        for requirement in [Requirement::Any, Requirement::Tcp, Requirement::Shm] {
+            bare(None).check(requirement, "UCX").unwrap();
+        }
+    }
+
+    #[test]
+    fn the_users_own_choice_is_kept_to() {
+        let left = |tls, requirement| bare(Some(tls)).transports(requirement);
+        assert_eq!(left("tcp,cma", Requirement::Any), Ok(None));
+        let shm = left("cma,self,tcp", Requirement::Shm).unwrap().unwrap();
+        assert_eq!(shm, ["cma", "self"]);
+        let tcp = left("^sm", Requirement::Tcp).unwrap().unwrap();
+        assert_eq!(tcp, ["tcp", "cuda_copy"]);
+        let unmet = left("tcp", Requirement::Shm).unwrap_err();
+        assert!(unmet.to_string().contains("UCX_TLS=tcp"), "{unmet}");
+        assert!(left("^sm", Requirement::Shm).is_err());
+        let rdma = left("rc_mlx5,self", Requirement::Rdma).unwrap().unwrap();
+        assert_eq!(rdma, ["rc_mlx5", "self"]);
+    }
+
+    #[test]
+    fn libfabric_must_be_told_its_provider() {
+        let mut here = bare(None);
+        let unmet = here.check(Requirement::Tcp, LIBFABRIC).unwrap_err();
+        assert!(unmet.fix.contains("FI_PROVIDER=tcp"), "{unmet}");
+        here.fi_provider = Some("tcp".to_owned());
+        here.check(Requirement::Tcp, LIBFABRIC).unwrap();
+        assert!(here.check(Requirement::Shm, LIBFABRIC).is_err());
+    }
+}
