@@ -30,7 +30,7 @@ pub struct DemoArgs {
     pub rows: u32,
 
     /// Tokens of an answer, at most
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub max_tokens: u64,
 
     /// Seed of the tool's results
