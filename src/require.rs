@@ -36,7 +36,13 @@ fn with(mut environment: Environment, requirement: Requirement) -> Environment {
     if requirement == Requirement::Any {
         return environment;
     }
-    environment = environment.with(VARIABLE, requirement.name(), "--require");
+    environment = environment
+        .with(VARIABLE, requirement.name(), "--require")
+        .with(
+            "UCX_WARN_UNUSED_ENV_VARS",
+            "n",
+            "what is set for transports that may not be used is no mistake",
+        );
     if let (Requirement::Efa, Ok(settings)) = (
         requirement,
         LibfabricSettings::default().require(requirement),

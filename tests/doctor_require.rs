@@ -136,7 +136,12 @@ fn every_command_refuses_at_once_and_says_what_would_help() {
             text.push_str(&String::from_utf8_lossy(&output.stderr));
             took
         });
-        assert!(took < SOON, "{arguments}: {took:?}");
+        // The doctor asks the libraries first.
+        let limit = match arguments.starts_with("doctor") {
+            true => SOON * 10,
+            false => SOON,
+        };
+        assert!(took < limit, "{arguments}: {took:?}");
         for part in [&format!("{wanted} is required"), "Found: ", "What helps: "] {
             assert!(text.contains(part), "{arguments}: {text}");
         }
@@ -161,7 +166,7 @@ fn the_demo_runs_over_what_is_required() {
     if skipped("the_demo_runs_over_what_is_required") {
         return;
     }
-    for (require, transport) in [("shm", ""), ("tcp", "tcp")] {
+    for (require, transport) in [("shm", "cma"), ("tcp", "tcp")] {
         let output = Command::new(KVX)
             .args(["demo", "--turns", "1", "--json", "--require", require])
             .env_remove("UCX_TLS")

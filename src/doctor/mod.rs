@@ -82,9 +82,11 @@ pub fn run(args: &DoctorArgs) -> Exit {
             .err()
             .map(|unmet| unmet.to_string());
     }
-    if let (Some(address), Ok(())) = (&args.peer, &announced) {
-        let mut measured = peer::measure(address, required, &interrupt);
-        measured.judge(required);
+    if let Some(address) = &args.peer {
+        let measured = match announced {
+            Ok(()) => peer::measure(address, required, &interrupt),
+            Err(unmet) => peer::PeerReport::not_measured(address, unmet.to_string()),
+        };
         report.peer = Some(measured);
     }
     if interrupt.is_raised() {

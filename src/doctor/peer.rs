@@ -71,8 +71,20 @@ pub struct PeerReport {
 }
 
 impl PeerReport {
+    /// A peer that could not be measured.
+    pub fn not_measured(address: &str, problem: String) -> Self {
+        Self {
+            address: address.to_owned(),
+            ok: false,
+            problems: vec![problem],
+            target: None,
+            read: None,
+            write: None,
+        }
+    }
+
     /// Adds what is not as it is required.
-    pub fn judge(&mut self, required: Requirement) {
+    fn judge(&mut self, required: Requirement) {
         for (name, way) in [("read", &self.read), ("write", &self.write)] {
             let Some(way) = way else { continue };
             if way.wrong_bytes > 0 {
@@ -93,38 +105,38 @@ impl PeerReport {
 
 /// Measures reads, then writes.
 pub fn measure(address: &str, required: Requirement, interrupt: &Interrupt) -> PeerReport {
+    let mut target = None;
+    let held = hold(address, interrupt, &mut target);
+    let (mut holder, card) = match held {
+        Ok(held) => held,
+        Err(error) => return PeerReport::not_measured(address, error.to_string()),
+    };
     let mut report = PeerReport {
         address: address.to_owned(),
         ok: false,
         problems: Vec::new(),
-        target: None,
+        target,
         read: None,
         write: None,
-    };
-    let (mut holder, card) = match hold(address, interrupt, &mut report.target) {
-        Ok(held) => held,
-        Err(error) => {
-            report.problems.push(error.to_string());
-            return report;
-        }
     };
     let mut measured = |operation| way(operation, &mut holder, &card, interrupt);
     match measured(Operation::Read) {
         Ok(way) => report.read = Some(way),
         Err(error) => report.problems.push(format!("read: {error}")),
     }
-    // A backend that has no carrier to be told of is held to one by the requirement.
     match measured(Operation::Write) {
         Ok(way) => report.write = Some(way),
         Err(error) => report.problems.push(format!("write: {error}")),
     }
     holder.quit();
+    // libfabric has no log that says it; it is held to one provider.
     for way in [&mut report.read, &mut report.write].into_iter().flatten() {
         if way.carrier.is_none() && required == Requirement::Efa {
             way.carrier = Some(Carrier::Efa);
             way.transports = "efa (libfabric may use nothing else)".to_owned();
         }
     }
+    report.judge(required);
     report
 }
 

@@ -129,8 +129,8 @@ pub struct EngineConfig {
     /// Which addresses it may dial. A descriptor never widens this.
     pub dial: DialPolicy,
     /// What must carry the bytes of every peer. An engine on a machine that has nothing of the kind does not start, and
-    /// a peer whose bytes go another way is not read from. All engines of a cluster should require the same: an engine
-    /// that requires `shm` or `nvlink` cannot be met by one that does not.
+    /// a peer whose bytes go another way is not read from. Both ends of a connection should require the same: with
+    /// `shm` and `nvlink` nothing is left that notices dead peers, on which UCX wants them to agree.
     pub require: Requirement,
     /// How it makes sure of that.
     pub fabric: FabricConfig,

@@ -70,15 +70,9 @@ impl PeerFabric {
     /// What follows from a requirement that holds the transport to one carrier.
     #[must_use]
     pub fn restricted(requirement: Requirement) -> Self {
-        let carrier = match requirement {
-            Requirement::Efa => Some(Carrier::Efa),
-            Requirement::Rdma => Some(Carrier::Rdma),
-            Requirement::Shm => Some(Carrier::Shm),
-            Requirement::Tcp => Some(Carrier::Tcp),
-            // GPU memory goes one way and host memory another.
-            Requirement::Nvlink | Requirement::Any => None,
-        };
-        match carrier {
+        // Under `nvlink`, GPU memory goes one way and host memory another.
+        let one = requirement != Requirement::Nvlink;
+        match requirement.carrier().filter(|_| one) {
             Some(carrier) => Self {
                 carrier: Some(carrier),
                 transports: carrier.name().to_owned(),

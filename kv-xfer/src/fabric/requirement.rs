@@ -107,17 +107,23 @@ impl Requirement {
         Self::Any,
     ];
 
+    /// The carrier that it is named after.
+    #[must_use]
+    pub fn carrier(self) -> Option<Carrier> {
+        match self {
+            Self::Efa => Some(Carrier::Efa),
+            Self::Rdma => Some(Carrier::Rdma),
+            Self::Nvlink => Some(Carrier::Nvlink),
+            Self::Shm => Some(Carrier::Shm),
+            Self::Tcp => Some(Carrier::Tcp),
+            Self::Any => None,
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Efa => "efa",
-            Self::Rdma => "rdma",
-            Self::Nvlink => "nvlink",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Any => "any",
-        }
+        self.carrier().map_or("any", Carrier::name)
     }
 
     /// Whether bytes may go that way.

@@ -76,12 +76,21 @@ impl UcxLanes {
                 .collect();
             names.into_iter().collect::<Vec<_>>().join("+")
         };
-        let direct = of(&|lane| lane.used_for == "rma");
+        // These reach only memory that UCX itself has shared, which no pool is.
+        let attached = |lane: &Lane| matches!(lane.transport.as_str(), "sysv" | "posix");
+        let direct = of(&|lane| lane.used_for == "rma" && !attached(lane));
         if !direct.is_empty() {
             return direct;
         }
-        // Reads go as active messages; beside TCP, a lane that copies between processes takes them.
-        let memory = of(&|lane| lane.used_for == "am" && lane.device == "memory");
+        // A lane that copies between processes takes reads, although it is listed for messages.
+        let memory =
+            of(&|lane| lane.used_for == "am" && lane.device == "memory" && !attached(lane));
+        let shared = of(&|lane| lane.device == "memory");
+        let memory = if memory.is_empty() && of(&|lane| lane.used_for == "rma") == shared {
+            shared
+        } else {
+            memory
+        };
         if !memory.is_empty() {
             return memory;
         }
@@ -159,6 +168,15 @@ mod tests {
         assert_eq!(lanes.iter().count(), 5);
         let log = "… inter-node cfg#1 rma_am(tcp/eth0) am(tcp/eth0) ka(tcp/eth0)";
         assert_eq!(UcxLanes::parse(log).carrier(), "tcp (emulated)");
+    }
+
+    #[test]
+    fn without_tcp_the_copying_lane_still_reads() {
+        let log = "x intra-node cfg#0 rma(sysv/memory posix/memory) am(sysv/memory cma/memory)";
+        assert_eq!(UcxLanes::parse(log).carrier(), "cma");
+        assert_eq!(UcxLanes::parse(log).kind(), Some(Carrier::Shm));
+        let log = "x intra-node cfg#0 rma(sysv/memory posix/memory) am(sysv/memory)";
+        assert_eq!(UcxLanes::parse(log).carrier(), "posix+sysv");
     }
 
     #[test]

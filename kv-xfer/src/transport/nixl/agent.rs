@@ -285,6 +285,7 @@ impl NixlAgent {
             })?;
         // SAFETY: agent and request are live and this thread's. The destination stays mapped and
         // unused until the request is over or this agent is destroyed: the engine owns its blocks.
+        // The source of a write lies in registered memory, which `keep` keeps mapped as long.
         match unsafe { self.library.post_xfer_req(self.agent, request, None) } {
             Ok(NixlProgress::Done) => Ok((NixlRequest(request), Progress::Done)),
             Ok(NixlProgress::InProgress) => Ok((NixlRequest(request), Progress::Pending)),
