@@ -306,7 +306,8 @@ impl Serving {
             None => bound.ip().to_string(),
         };
         let malformed = "holder.advertise_host is not a host name or address";
-        let advertised = PeerAddr::new(&name, bound.port()).map_err(|_| StartError::Config(malformed))?;
+        let advertised =
+            PeerAddr::new(&name, bound.port()).map_err(|_| StartError::Config(malformed))?;
         let host = Host::new(&name).map_err(|_| StartError::Config(malformed))?;
         let port = NonZeroU16::new(bound.port())
             .ok_or(StartError::Config("the side channel is bound to port 0"))?;

@@ -33,9 +33,11 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, SendError, Sender};
 
+pub(crate) use cards::Answers;
 pub use cards::SideChannelCards;
 pub use config::{EngineConfig, HolderConfig, ReaderConfig};
 pub use connect::{CardSource, ConnectError, FetchedPeer};
+pub(crate) use driver::Event;
 pub use driver::ReturnedBlocks;
 pub use error::{
     Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
@@ -44,7 +46,6 @@ pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutc
 pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
 pub use offer::Offer;
 pub use read::ReleasePolicy;
-pub(crate) use cards::Answers;
 pub(crate) use start::Birth;
 pub(crate) use stepped::{Errands, Stepped};
 pub use types::{Direction, LeaseSpec, Leased, Prompt, ReadRequest, ShutdownReport};

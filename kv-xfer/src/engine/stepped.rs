@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use crossbeam::channel::{Receiver, bounded};
 
+use super::Engine;
 use super::cards::{Answers, Door};
 use super::config::EngineConfig;
 use super::connect::{CardSource, Errand, Meeting};
@@ -15,7 +16,6 @@ use super::error::StartError;
 use super::lane::LaneWorker;
 use super::start::{Birth, Parts};
 use super::workers::{LeaseCare, Teardown, WorkerEnds};
-use super::Engine;
 use crate::clock::{Clock, MonoTime};
 use crate::ids::{AgentName, WordSlot};
 use crate::memory::KvPool;
@@ -82,8 +82,8 @@ impl<T: Transport> Stepped<T> {
         })
     }
 
-    /// One round of the driver: whether it did anything, and when it is to be called again although
-    /// nothing comes in. `None` when it has ended, before or with this round.
+    /// One round of the driver: whether it did anything, and when something ends although nothing
+    /// comes in. `None` when it has ended, before or with this round.
     pub(crate) fn drive(&mut self) -> Option<(bool, MonoTime)> {
         let driver = self.driver.as_mut()?;
         let now = self.engine.now();
@@ -92,7 +92,7 @@ impl<T: Transport> Stepped<T> {
             self.driver = None;
             return None;
         }
-        Some((worked, driver.wakes_at(now)))
+        Some((worked, driver.next_deadline()))
     }
 
     /// Whether the driver runs.
@@ -179,6 +179,9 @@ impl<T: Transport> Stepped<T> {
 
     /// The engine is to shut down by `deadline`.
     pub(crate) fn shut_down(&self, deadline: MonoTime) {
-        let _ = self.engine.commands.try_send(Command::Shutdown { deadline });
+        let _ = self
+            .engine
+            .commands
+            .try_send(Command::Shutdown { deadline });
     }
 }

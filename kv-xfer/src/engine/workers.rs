@@ -136,7 +136,10 @@ impl Workers {
         }
         // The words after those of reads.
         let mut probes = config.active..;
-        let lanes = [("meet", &works.ends.errands), ("retry", &works.ends.retries)];
+        let lanes = [
+            ("meet", &works.ends.errands),
+            ("retry", &works.ends.retries),
+        ];
         let count = config.connect_threads;
         let each = (0..count.max(1)).flat_map(|n| lanes.iter().map(move |lane| (n, lane)));
         for (n, (lane, errands)) in each {

@@ -261,20 +261,6 @@ impl<T: Transport> Driver<T> {
             .is_some_and(|deadline| self.is_empty() || now >= deadline)
     }
 
-    /// When something is to be done although nothing comes in, at the latest: at once while
-    /// something is in flight, which is polled.
-    pub(crate) fn wakes_at(&self, now: MonoTime) -> MonoTime {
-        if self.anything_in_flight() {
-            now
-        } else {
-            self.next_timer()
-        }
-    }
-
-    fn anything_in_flight(&self) -> bool {
-        self.order.iter().any(|place| self.in_flight(*place))
-    }
-
     /// Nothing is active, queued or in doubt.
     fn is_empty(&self) -> bool {
         self.order.is_empty()
@@ -336,7 +322,7 @@ impl<T: Transport> Driver<T> {
 
     /// Sleeps as long as nothing can happen, at most until the next timer.
     fn rest(&mut self, now: MonoTime, quiet: Duration) {
-        let in_flight = self.anything_in_flight();
+        let in_flight = self.order.iter().any(|place| self.in_flight(*place));
         let spin = if in_flight {
             self.config.spin
         } else {
@@ -383,6 +369,13 @@ impl<T: Transport> Driver<T> {
     }
 
     fn next_timer(&self) -> MonoTime {
+        let tending = self.links.values().map(Link::tend_at).min();
+        self.next_deadline()
+            .min(tending.unwrap_or(MonoTime::FAR_FUTURE))
+    }
+
+    /// When something ends although nothing comes in.
+    pub(crate) fn next_deadline(&self) -> MonoTime {
         let deadlines = self
             .order
             .iter()
@@ -395,7 +388,7 @@ impl<T: Transport> Driver<T> {
             .chain(
                 self.links
                     .values()
-                    .map(|link| link.tend_at().min(link.used + self.config.idle_peer)),
+                    .map(|link| link.used + self.config.idle_peer),
             )
             .chain(self.peers.next_timeout())
             .chain(self.stopping);
