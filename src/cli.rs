@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use kv_xfer::layout::Preset;
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
+use crate::sim::{HELP as SIM_HELP, SimArgs};
 
 /// How `kvx` ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +60,9 @@ pub enum Command {
     /// Hold blocks for benches that run on another node
     #[command(after_help = TARGET_HELP)]
     Target(TargetArgs),
+    /// Simulate clusters in which everything goes wrong, and check what must never be
+    #[command(after_help = SIM_HELP)]
+    Sim(SimArgs),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,
@@ -166,6 +170,9 @@ mod tests {
             "kvx demo --model nonsense",
             "kvx demo --block-tokens 0",
             "kvx demo --timeout 0",
+            "kvx sim --count 0",
+            "kvx sim --steps 0",
+            "kvx sim --json --trace",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),

@@ -38,7 +38,7 @@ impl World {
             }
         }
         let ttl = self.dice.chance(600).then(|| {
-            let (shortest, longest) = (Duration::from_millis(20), Duration::from_secs(10));
+            let (shortest, longest) = (Duration::from_millis(50), Duration::from_secs(20));
             self.dice.time(shortest, longest)
         });
         self.lease(no, conversation, history, count, shared, ttl);
@@ -222,7 +222,10 @@ impl World {
                 format!("{decision:?} is of blocks that do not match")
             });
         }
-        let timeout = self.dice.time(Duration::from_micros(200), LONGEST_READ);
+        let shortest = if self.dice.chance(200) { 1 } else { 150 };
+        let timeout = self
+            .dice
+            .time(Duration::from_millis(shortest), LONGEST_READ);
         let policies = [
             ReleasePolicy::Always,
             ReleasePolicy::Always,
@@ -261,7 +264,7 @@ impl World {
             });
             return None;
         }
-        let (remaining, arrived) = (engine.lease_remaining(&offer), life.now());
+        let remaining = engine.lease_remaining(&offer);
         let lease = handed.descriptor.lease;
         let ticket = offer.ticket();
         let holder_now = self.places.get(handed.descriptor.place).map(|place| {
@@ -276,13 +279,7 @@ impl World {
                 format!("a lease with {truly:?} left, {most:?} when it was described, was taken for {remaining:?}")
             });
         }
-        let accepted = Accepted {
-            offer,
-            lease,
-            arrived,
-            kept: false,
-            remaining,
-        };
+        let accepted = Accepted { offer, lease };
         let life = self.life(no)?;
         if life.accepted.len() >= OFFERS {
             life.accepted.remove(0);
@@ -302,6 +299,7 @@ impl World {
         policy: ReleasePolicy,
     ) -> Option<usize> {
         let rotate = self.dice.below(16);
+        let unattended = !self.calm && self.dice.chance(100);
         let lease = accepted.lease;
         let read = self.reads.len();
         let life = self.life(no)?;
@@ -360,6 +358,10 @@ impl World {
         }
         life.open.push(read);
         let id = handle.id();
+        if unattended && policy != ReleasePolicy::Never {
+            // It may have ended, and released its lease, before anybody looks.
+            self.may_release(lease);
+        }
         let lease_id = self.leases.get(lease).map_or(0, |lease| lease.id.0);
         self.note(21, no, id.0, || {
             format!(
@@ -372,6 +374,7 @@ impl World {
             id,
             handle: Some(handle),
             dropped: false,
+            unattended,
             lease,
             first,
             dest: free,
@@ -440,14 +443,13 @@ impl World {
             .time(Duration::from_millis(10), Duration::from_secs(10));
         let Some(life) = self.life(no) else { return };
         let at = draw.checked_rem(life.accepted.len()).unwrap_or(0);
-        let Some(accepted) = life.accepted.get_mut(at) else {
+        let Some(accepted) = life.accepted.get(at) else {
             return;
         };
         if release {
             let accepted = accepted.clone();
             return self.release(no, &accepted);
         }
-        accepted.kept = true;
         let asked = life.stepped.engine.keep(&accepted.offer, extension);
         self.note(24, no, u64::from(asked), || {
             format!("life {no}: asks to keep a lease {extension:?}")

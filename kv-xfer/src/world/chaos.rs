@@ -18,6 +18,10 @@ impl World {
         let Some(no) = self.at(place) else {
             if choice < 5 {
                 self.start_life(place);
+                // A successor leases what its predecessor leased first, perhaps under the same words.
+                if let Some(no) = self.at(place).filter(|_| choice < 4) {
+                    self.lease_some(no);
+                }
             }
             return;
         };
@@ -74,7 +78,9 @@ impl World {
 
     /// A process ends without a word.
     pub(super) fn crash(&mut self, no: usize) {
-        self.tally.ended = self.tally.ended.saturating_add(1);
+        if !self.calm {
+            self.tally.ended = self.tally.ended.saturating_add(1);
+        }
         self.fabric.state().end_life(no);
         let Some(life) = self.lives.get_mut(no).and_then(Option::take) else {
             return;
@@ -102,7 +108,6 @@ impl World {
 
     /// A driver's thread unwinds.
     fn lose_driver(&mut self, no: usize) {
-        self.tally.ended = self.tally.ended.saturating_add(1);
         let Some(life) = self.life(no) else { return };
         life.may_lose = true;
         let now = life.now();

@@ -74,7 +74,7 @@ impl World {
     }
 
     /// The blocks of a pool that a range of addresses touches: the first and the last.
-    fn blocks_at(&self, life: usize, addr: u64, len: u64) -> Option<(u32, u32)> {
+    pub(super) fn blocks_at(&self, life: usize, addr: u64, len: u64) -> Option<(u32, u32)> {
         let pool = self.pools.get(life)?;
         let region = pool.regions().iter().find(|region| {
             region
@@ -230,27 +230,27 @@ impl World {
 
     /// Takes the outcomes of reads that have ended.
     fn take_outcomes(&mut self, no: usize) {
-        let mut at = 0;
-        while let Some(read) = self.life(no).and_then(|life| life.open.get(at).copied()) {
-            at = at.saturating_add(1);
-            let Some(record) = self.reads.get_mut(read) else {
-                continue;
-            };
-            let Some(handle) = record.handle.as_mut() else {
-                continue;
-            };
-            let mut context = Context::from_waker(Waker::noop());
-            if let Poll::Ready(outcome) = Pin::new(handle).poll(&mut context) {
-                record.handle = None;
-                self.on_outcome(no, read, outcome);
-                // Home is home: the list is one shorter.
-                if self
-                    .life(no)
-                    .is_some_and(|life| life.open.get(at.saturating_sub(1)) != Some(&read))
-                {
-                    at = at.saturating_sub(1);
-                }
+        let calm = self.calm;
+        let open = self.life(no).map(|life| life.open.clone());
+        for read in open.unwrap_or_default() {
+            let record = self.reads.get(read);
+            if record.is_some_and(|record| calm || !record.unattended) {
+                self.take_outcome(no, read);
             }
+        }
+    }
+
+    fn take_outcome(&mut self, no: usize, read: usize) {
+        let Some(record) = self.reads.get_mut(read) else {
+            return;
+        };
+        let Some(handle) = record.handle.as_mut() else {
+            return;
+        };
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(outcome) = Pin::new(handle).poll(&mut context) {
+            record.handle = None;
+            self.on_outcome(no, read, outcome);
         }
     }
 
@@ -397,6 +397,8 @@ impl World {
                 });
                 return;
             };
+            // Its outcome was there before.
+            self.take_outcome(no, at);
             let allowed = self.reads.get(at).is_some_and(|record| {
                 record.state == ReadState::Quarantined
                     || (record.dropped && record.state == ReadState::Running)
@@ -463,7 +465,7 @@ impl World {
         let late = life.open.iter().find_map(|read| {
             let record = self.reads.get(*read)?;
             let over = !driven || record.deadline.saturating_add(LOOK) <= now;
-            (record.handle.is_some() && over).then_some(record.id)
+            (record.handle.is_some() && !record.unattended && over).then_some(record.id)
         });
         if let Some(id) = late {
             self.blame(Rule::NoEnd, || {

@@ -72,14 +72,6 @@ pub(super) struct Flight {
     pub hangs: bool,
 }
 
-impl Flight {
-    pub(super) fn has_wire(&self) -> bool {
-        self.pieces
-            .iter()
-            .any(|piece| matches!(piece, Piece::Wire(_)))
-    }
-}
-
 /// A write into memory, and where its bytes came from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Write {

@@ -20,7 +20,6 @@ pub(super) const MEETINGS: usize = 2;
 /// How long a destination may stay in doubt.
 const ABANDON: Duration = Duration::from_millis(400);
 pub(super) const CONNECT: Duration = Duration::from_millis(500);
-const IDLE: Duration = Duration::from_secs(3);
 /// The longest lease.
 const MAX_TTL: Duration = Duration::from_secs(20);
 
@@ -64,7 +63,6 @@ pub(super) struct Life {
     pub no: usize,
     pub place: usize,
     pub stepped: Stepped<LifeTransport>,
-    pub clock: Arc<ManualClock>,
     pub owners: Vec<Owner>,
     pub tags: Vec<u64>,
     pub generations: Vec<u32>,
@@ -171,7 +169,8 @@ impl World {
         let no = self.lives.len();
         let same_words = self.dice.chance(self.troubles.same_words);
         let (incarnation, word_base) = (self.dice.word() | 1, self.dice.word());
-        let lanes = self.dice.within(1, 2);
+        let lanes = self.dice.within(1, 3);
+        let idle = Duration::from_secs(if self.dice.chance(500) { 60 } else { 1 });
         let active = u32::try_from(self.dice.within(1, 4)).unwrap_or(1);
         let (descriptors, in_flight) = (self.dice.within(1, 4), self.dice.within(1, 2));
         let queue = self.dice.within(1, 4);
@@ -197,14 +196,14 @@ impl World {
         reader.queue = queue;
         reader.active = active;
         reader.window_descriptors = descriptors;
-        reader.window_bytes = 128;
+        reader.window_bytes = 64;
         reader.windows_in_flight = in_flight;
         reader.lanes = lanes;
         reader.wide_peers = 1;
         reader.abandon_after = ABANDON;
         reader.connect_timeout = CONNECT;
         reader.max_peers = 2;
-        reader.idle_peer = IDLE;
+        reader.idle_peer = idle;
         reader.spare_agents = 0;
         reader.connect_threads = 1;
         let clock = Arc::clone(&home.clock);
@@ -231,15 +230,13 @@ impl World {
         };
         home.life = Some(no);
         if let Some(answers) = &stepped.answers {
-            let (answers, clock) = (Arc::clone(answers), Arc::clone(&clock));
-            self.net.open(addr, no, answers, clock);
+            self.net.open(addr, no, Arc::clone(answers), clock);
         }
         self.pools.push(pool);
         self.lives.push(Some(Life {
             no,
             place,
             stepped,
-            clock,
             owners: vec![Owner::Free; blocks],
             tags: vec![0; blocks],
             generations: vec![0; blocks],
@@ -267,7 +264,15 @@ impl World {
 
     /// A life picked at random.
     pub(super) fn any_life(&mut self) -> Option<usize> {
-        let place = self.dice.below(self.places.len());
+        // What one does takes several rounds of its own: it is left for another now and then only.
+        if self.dice.chance(300) {
+            self.focus = self.dice.below(self.places.len());
+        }
+        let place = if self.dice.chance(250) {
+            self.dice.below(self.places.len())
+        } else {
+            self.focus
+        };
         self.at(place)
     }
 }

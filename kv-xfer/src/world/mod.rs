@@ -207,7 +207,7 @@ pub struct World {
     places: Vec<Place>,
     /// Every life so far; `None` once it is over.
     lives: Vec<Option<Life>>,
-    /// Every life's pool and its place, for as long as the history lasts.
+    /// Every life's pool, for as long as the history lasts.
     pools: Vec<Arc<KvPool>>,
     leases: Vec<LeaseRecord>,
     reads: Vec<ReadRecord>,
@@ -222,6 +222,8 @@ pub struct World {
     jumped: bool,
     /// No more trouble is made.
     calm: bool,
+    /// The place that the scheduler is busy with.
+    focus: usize,
     trace: Option<Vec<String>>,
 }
 
@@ -316,7 +318,7 @@ impl World {
             world.add_place();
         }
         for _ in 0..scenario.steps {
-            world.step();
+            world.try_step();
             if !world.violations.is_empty() {
                 // What follows from a broken rule says nothing new.
                 return world.finish();
@@ -353,6 +355,7 @@ impl World {
             tally: Tally::default(),
             jumped: false,
             calm: false,
+            focus: 0,
             trace: trace.then(Vec::new),
         }
     }

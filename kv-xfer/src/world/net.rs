@@ -47,7 +47,7 @@ struct Inner {
     dice: Option<Dice>,
     /// What holders have promised in their answers: which life, which lease, until when on its clock.
     promised: Vec<(usize, LeaseId, MonoTime)>,
-    /// Requests that ended a lease.
+    /// A damaged card was taken for a good one.
     believed_damage: bool,
 }
 

@@ -14,6 +14,8 @@ use crate::engine::{Errands, ReleasePolicy};
 const SETTLED: Duration = Duration::from_secs(6);
 /// By then a peer that is alive has been read from: pauses between meetings are two seconds at most.
 const REACHED: Duration = Duration::from_secs(8);
+/// Readers that try whether others can be read from.
+const PROBES: usize = 2;
 const SHUTDOWN: Duration = Duration::from_secs(5);
 /// Rounds without end are a hang of their own kind.
 const ROUNDS: u32 = 4000;
@@ -35,6 +37,10 @@ impl World {
         self.net.set_faults(NetFaults::default());
         self.fabric.state().faults = FabricFaults::default();
         self.note(40, 0, 0, || "no more trouble".into());
+        // Outcomes that nobody has looked at are looked at now.
+        for no in self.living() {
+            self.look_after(no);
+        }
     }
 
     fn living(&self) -> impl Iterator<Item = usize> + use<> {
@@ -150,7 +156,9 @@ impl World {
                 self.revoke(lease);
             }
         }
-        for reader in self.living() {
+        let readers: Vec<usize> = self.living().collect();
+        let skip = self.dice.below(readers.len());
+        for reader in readers.into_iter().cycle().skip(skip).take(PROBES) {
             let holders: Vec<usize> = self
                 .living()
                 .filter(|holder| *holder != reader && self.can_serve(*holder))
@@ -159,10 +167,16 @@ impl World {
             let Some(holder) = self.dice.pick(&holders).copied() else {
                 continue;
             };
-            if self.can_serve(reader) && self.violations.is_empty() {
+            // Who has lost places for reads for ever may have none left.
+            if self.can_serve(reader) && !self.has_lost(reader) && self.violations.is_empty() {
                 self.probe(reader, holder);
             }
         }
+    }
+
+    fn has_lost(&self, no: usize) -> bool {
+        let life = self.lives.get(no).and_then(Option::as_ref);
+        life.is_some_and(|life| life.may_lose)
     }
 
     fn can_serve(&self, no: usize) -> bool {
@@ -186,7 +200,7 @@ impl World {
             let Some(life) = self.life(reader) else {
                 return;
             };
-            let (arrived, tenant) = (life.now(), Some("tenant"));
+            let tenant = Some("tenant");
             let offer =
                 life.stepped
                     .engine
@@ -194,13 +208,7 @@ impl World {
             let Ok(offer) = offer else {
                 return self.blame(Rule::OtherTokens, || "a good descriptor was refused".into());
             };
-            let accepted = Accepted {
-                offer,
-                lease,
-                arrived,
-                kept: false,
-                remaining: Duration::ZERO,
-            };
+            let accepted = Accepted { offer, lease };
             let limit = super::app::LONGEST_READ;
             let landed = self.tally.landed;
             let policy = ReleasePolicy::Always;
@@ -271,13 +279,12 @@ impl World {
         if lost {
             return;
         }
-        let flights = self
-            .fabric
-            .state()
-            .flights
-            .iter()
-            .filter(|f| f.life == no)
-            .count();
+        let state = self.fabric.state();
+        // What an agent that cannot be destroyed has posted is there for ever.
+        let mortal = |at: usize| state.agents.get(at).is_none_or(|agent| !agent.immortal);
+        let flights = state.flights.iter();
+        let flights = flights.filter(|f| f.life == no && mortal(f.agent)).count();
+        drop(state);
         if claimed > 0 || open > 0 || flights > 0 {
             self.blame(Rule::LostOrDoubled, || {
                 format!("life {no} ended with {claimed} blocks claimed, {open} reads open, {flights} windows in flight")

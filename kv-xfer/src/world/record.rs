@@ -1,7 +1,5 @@
 //! What the world remembers, to compare with what the engines say.
 
-use std::time::Duration;
-
 use crate::clock::MonoTime;
 use crate::descriptor::RemoteBlocks;
 use crate::engine::{Offer, ReadHandle, ReadId, ReleasePolicy};
@@ -59,6 +57,8 @@ pub(super) struct ReadRecord {
     pub handle: Option<ReadHandle>,
     /// Nobody waits for its outcome.
     pub dropped: bool,
+    /// Nobody looks at its outcome yet.
+    pub unattended: bool,
     pub lease: usize,
     /// The first of the lease's blocks.
     pub first: usize,
@@ -74,8 +74,4 @@ pub(super) struct ReadRecord {
 pub(super) struct Accepted {
     pub offer: Offer,
     pub lease: usize,
-    pub arrived: MonoTime,
-    /// Its holder has been asked to keep the lease.
-    pub kept: bool,
-    pub remaining: Duration,
 }

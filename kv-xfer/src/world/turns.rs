@@ -33,23 +33,23 @@ enum Step {
 }
 
 const STEPS: [(Step, u32); 17] = [
-    (Step::Drive, 240),
+    (Step::Drive, 260),
     (Step::Lane, 50),
     (Step::Meet, 70),
     (Step::Tell, 70),
     (Step::Care, 30),
     (Step::TearDown, 40),
     (Step::Hold, 50),
-    (Step::Fly, 180),
+    (Step::Fly, 200),
     (Step::Letter, 50),
-    (Step::Pass, 80),
-    (Step::Lease, 60),
-    (Step::Read, 110),
+    (Step::Pass, 60),
+    (Step::Lease, 50),
+    (Step::Read, 90),
     (Step::Cancel, 25),
-    (Step::Keep, 30),
+    (Step::Keep, 20),
     (Step::Free, 20),
     (Step::Revoke, 15),
-    (Step::Trouble, 20),
+    (Step::Trouble, 30),
 ];
 const TOTAL: u32 = {
     let (mut sum, mut at) = (0, 0);
@@ -61,8 +61,18 @@ const TOTAL: u32 = {
 };
 
 impl World {
-    /// One step of the scheduler.
-    pub(super) fn step(&mut self) {
+    /// One step of the scheduler: a few tries at one that does anything.
+    pub(super) fn try_step(&mut self) {
+        let before = self.events;
+        for _ in 0..4 {
+            self.step();
+            if self.events > before {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self) {
         let mut draw = u32::try_from(self.dice.below(TOTAL as usize)).unwrap_or(0);
         let mut step = Step::Drive;
         for (candidate, weight) in STEPS {
@@ -316,7 +326,7 @@ impl World {
                 return;
             }
             let from = usize::try_from(more >> 8).unwrap_or(0) % count.max(1);
-            let pieces = if choice % 2 == 0 { count } else { 1 };
+            let pieces = if choice % 3 == 0 { count } else { 1 };
             let wire_only = choice % 5 == 0;
             let mut moved = false;
             for piece in (0..pieces).map(|n| (from + n) % count.max(1)) {
@@ -388,13 +398,13 @@ impl World {
 
     /// Time passes: a little, or until something is due.
     fn pass_some(&mut self) {
-        let by = if self.dice.chance(300) {
-            self.time_to_next()
+        let by = if self.dice.chance(120) {
+            self.time_to_next().min(Duration::from_secs(2))
         } else {
+            let longest = if self.dice.chance(200) { 400 } else { 5 };
             self.dice
-                .time(Duration::from_micros(1), Duration::from_millis(700))
+                .time(Duration::from_micros(1), Duration::from_millis(longest))
         };
-        let by = by.min(Duration::from_secs(4));
         self.time.pass(by);
         self.note(15, 0, nanos(by), || format!("{by:?} pass"));
     }
@@ -417,7 +427,7 @@ impl World {
         next.max(Duration::from_millis(1))
     }
 
-    /// A transport error kind that this build does not know would go unnoticed here.
+    /// No damaged card was taken for a good one.
     pub(super) fn nothing_believed(&mut self) {
         if self.net.believed_damage() {
             self.blame(Rule::Believed, || "a damaged card was believed".into());
