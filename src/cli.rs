@@ -10,6 +10,7 @@ use kvx_router::{ROUTER_HELP, RouterArgs};
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
 use crate::doctor::{DOCTOR_HELP, DoctorArgs, Probe};
+use crate::sim::{HELP as SIM_HELP, SimArgs};
 
 /// How `kvx` ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,9 @@ pub enum Command {
     /// Ask a library, for the doctor
     #[command(hide = true)]
     FabricProbe(FabricProbeArgs),
+    /// Simulate clusters in which everything goes wrong, and check what must never be
+    #[command(after_help = SIM_HELP)]
+    Sim(SimArgs),
     /// Print the path of the NIXL library that is loaded
     #[command(hide = true)]
     NixlPath,
@@ -194,6 +198,9 @@ mod tests {
             "kvx router --prefill a:1",
             "kvx router --prefill a:1 --decode ::1:2",
             "kvx router --prefill a:1 --decode b:2 --port 65536",
+            "kvx sim --count 0",
+            "kvx sim --steps 0",
+            "kvx sim --json --trace",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),

@@ -9,3 +9,4 @@ pub mod proc;
 pub mod require;
 pub mod router;
 pub mod runtime;
+pub mod sim;

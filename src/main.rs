@@ -6,12 +6,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
-use kvx::{bench, demo, doctor, router, runtime};
+use kvx::{bench, demo, doctor, router, runtime, sim};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("KVX_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    // A simulated engine warns of everything that goes wrong, which is all that a simulation does.
+    let level = if matches!(cli.command, Command::Sim(_)) {
+        "off"
+    } else {
+        "warn"
+    };
+    let filter = EnvFilter::try_from_env("KVX_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(stderr)
@@ -24,6 +30,7 @@ fn main() -> ExitCode {
         Command::Router(args) => router::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::FabricProbe(args) => doctor::run_probe(args.probe),
+        Command::Sim(args) => sim::run(&args),
         Command::NixlPath => nixl_path(),
         Command::DemoDecode => demo::run_decode(),
         Command::DemoPrefill => demo::run_prefill(),

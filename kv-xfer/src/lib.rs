@@ -28,3 +28,4 @@ pub mod policy;
 pub mod side_channel;
 pub mod telemetry;
 pub mod transport;
+pub mod world;

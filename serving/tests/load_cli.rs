@@ -40,8 +40,24 @@ fn a_bench_shows_hits_only_with_the_transfer_on() {
     let out = tempfile::tempdir().unwrap();
     let folder = out.path().to_str().unwrap();
     let arguments = [
-        "bench", "--json", "--contexts", "96,160", "--conversations", "2", "--turns", "2", "--input", "12",
-        "--output", "3", "--clients", "2", "--kv-cache-mib", "96", "--out", folder,
+        "bench",
+        "--json",
+        "--contexts",
+        "96,160",
+        "--conversations",
+        "2",
+        "--turns",
+        "2",
+        "--input",
+        "12",
+        "--output",
+        "3",
+        "--clients",
+        "2",
+        "--kv-cache-mib",
+        "96",
+        "--out",
+        folder,
     ];
     let Some((code, stdout, stderr)) = run("a_bench_shows_hits", &arguments) else {
         return;
@@ -61,7 +77,10 @@ fn a_bench_shows_hits_only_with_the_transfer_on() {
     assert_eq!(sum("on", "first"), (4, 0, 0.0));
     assert_eq!(report["leaked_blocks"], 0);
     for file in ["bench.json", "bench-ttft.svg", "bench-pinned.svg"] {
-        assert!(fs::metadata(out.path().join(file)).unwrap().len() > 100, "{file}");
+        assert!(
+            fs::metadata(out.path().join(file)).unwrap().len() > 100,
+            "{file}"
+        );
     }
 }
 
@@ -84,8 +103,16 @@ fn a_trace_is_replayed_with_several_conversations_at_once() {
     }
     fs::write(&trace, lines).unwrap();
     let arguments = [
-        "replay", "--json", "--trace", trace.to_str().unwrap(), "--divide", "32", "--speed", "100",
-        "--kv-cache-mib", "96",
+        "replay",
+        "--json",
+        "--trace",
+        trace.to_str().unwrap(),
+        "--divide",
+        "32",
+        "--speed",
+        "100",
+        "--kv-cache-mib",
+        "96",
     ];
     let Some((code, stdout, stderr)) = run("a_trace_is_replayed", &arguments) else {
         return;

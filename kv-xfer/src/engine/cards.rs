@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,13 +179,33 @@ impl CardSource for SideChannelCards {
 }
 
 /// Answers on the side channel.
-struct Answers {
+pub(crate) struct Answers {
     engine_id: EngineId,
     incarnation: Incarnation,
     rank: Rank,
     card: Bytes,
     holder: Arc<Holder>,
     clock: Arc<dyn Clock>,
+}
+
+impl Answers {
+    pub(super) fn new(
+        config: &EngineConfig,
+        card: &Card,
+        holder: &Arc<Holder>,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Self, StartError> {
+        let encoded = encode_reply(card, config.cluster_key.as_ref(), &CardLimits::default())
+            .map_err(|fault: CardFault| StartError::Card(fault.to_string()))?;
+        Ok(Self {
+            engine_id: config.engine_id.clone(),
+            incarnation: card.incarnation,
+            rank: config.rank,
+            card: encoded.into(),
+            holder: Arc::clone(holder),
+            clock: Arc::clone(clock),
+        })
+    }
 }
 
 impl Handler for Answers {
@@ -229,48 +250,52 @@ impl Handler for Answers {
     }
 }
 
-/// A running side channel, and the address that goes into descriptors.
+/// Who lets readers ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// A side channel's server.
+    Listen,
+    /// Whoever has the engine asks it directly.
+    #[allow(dead_code)]
+    Direct,
+}
+
+/// A side channel, and the address that goes into descriptors.
 pub(super) struct Serving {
     // Behind a lock only so that engines can be shared between threads.
-    server: parking_lot::Mutex<Server>,
+    server: Option<parking_lot::Mutex<Server>>,
     advertised: PeerAddr,
     host: Host,
     port: NonZeroU16,
 }
 
 impl Serving {
-    /// Starts the side channel if the configuration has an address for it.
+    /// Starts the side channel at `bind`.
     pub(super) fn start(
         config: &EngineConfig,
-        card: &Card,
-        holder: &Arc<Holder>,
+        bind: SocketAddr,
+        answers: &Arc<Answers>,
         clock: &Arc<dyn Clock>,
-    ) -> Result<Option<Self>, StartError> {
-        let Some(bind) = config.holder.bind else {
-            return Ok(None);
+        door: Door,
+    ) -> Result<Self, StartError> {
+        let (server, bound) = match door {
+            Door::Direct => (None, bind),
+            Door::Listen => {
+                let server_config = ServerConfig {
+                    bind: vec![bind],
+                    limits: ServerLimits::default(),
+                    key: config.cluster_key.clone(),
+                    clock: Arc::clone(clock),
+                };
+                let server = Server::start(server_config, Arc::clone(answers) as Arc<dyn Handler>)?;
+                let bound = server
+                    .addrs()
+                    .first()
+                    .copied()
+                    .ok_or(ServerError::NoAddress)?;
+                (Some(parking_lot::Mutex::new(server)), bound)
+            }
         };
-        let encoded = encode_reply(card, config.cluster_key.as_ref(), &CardLimits::default())
-            .map_err(|fault: CardFault| StartError::Card(fault.to_string()))?;
-        let answers = Answers {
-            engine_id: config.engine_id.clone(),
-            incarnation: card.incarnation,
-            rank: config.rank,
-            card: encoded.into(),
-            holder: Arc::clone(holder),
-            clock: Arc::clone(clock),
-        };
-        let server_config = ServerConfig {
-            bind: vec![bind],
-            limits: ServerLimits::default(),
-            key: config.cluster_key.clone(),
-            clock: Arc::clone(clock),
-        };
-        let server = Server::start(server_config, Arc::new(answers))?;
-        let bound = server
-            .addrs()
-            .first()
-            .copied()
-            .ok_or(ServerError::NoAddress)?;
         let name = match &config.holder.advertise_host {
             Some(name) => name.clone(),
             None if bound.ip().is_unspecified() => {
@@ -280,20 +305,18 @@ impl Serving {
             }
             None => bound.ip().to_string(),
         };
-        let advertised = PeerAddr::new(&name, bound.port()).map_err(|_| {
-            StartError::Config("holder.advertise_host is not a host name or address")
-        })?;
-        let host = Host::new(&name).map_err(|_| {
-            StartError::Config("holder.advertise_host is not a host name or address")
-        })?;
+        let malformed = "holder.advertise_host is not a host name or address";
+        let advertised =
+            PeerAddr::new(&name, bound.port()).map_err(|_| StartError::Config(malformed))?;
+        let host = Host::new(&name).map_err(|_| StartError::Config(malformed))?;
         let port = NonZeroU16::new(bound.port())
             .ok_or(StartError::Config("the side channel is bound to port 0"))?;
-        Ok(Some(Self {
-            server: parking_lot::Mutex::new(server),
+        Ok(Self {
+            server,
             advertised,
             host,
             port,
-        }))
+        })
     }
 
     pub(super) fn advertised(&self) -> &PeerAddr {
@@ -309,6 +332,6 @@ impl Serving {
     }
 
     pub(super) fn stop(self) {
-        drop(self.server.into_inner());
+        drop(self.server);
     }
 }

@@ -1,28 +1,23 @@
-//! Meeting peers, and parting from them: everything that takes long, off the driver's thread.
+//! Meeting peers, off the driver's thread.
 //!
 //! Every meeting uses a fresh agent. That is the recipe that works on all supported NIXL versions
 //! after a peer was lost: nothing that an old agent remembers of it can get in the way.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, Sender};
 use thiserror::Error;
 
 use super::clocks::Clocks;
-use super::config::ReaderConfig;
-use super::driver::{Event, LeaseJob};
+use super::driver::Event;
 use super::error::Advice;
-use super::lease_care::LeaseCare;
 use super::link::{Link, Width};
 use super::probing::Prober;
-use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::fabric::{PeerFabric, Unmet};
@@ -35,9 +30,6 @@ use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
 use crate::transport::{Agent, AgentRole, Descriptor, Transport, TransportError};
 
-/// How often, a millisecond apart, an agent is let make progress before it is destroyed, so that a
-/// notice which was just given to it leaves.
-const FLUSH_TRIES: u32 = 10;
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
@@ -178,7 +170,7 @@ pub(crate) struct LocalSide {
 
 impl LocalSide {
     /// A name that no other agent has.
-    fn agent_name(&self, what: &str) -> Result<AgentName, NameError> {
+    pub(super) fn agent_name(&self, what: &str) -> Result<AgentName, NameError> {
         AgentName::new(format!(
             "{}/{}/{}/{what}",
             self.engine, self.rank, self.incarnation
@@ -186,7 +178,7 @@ impl LocalSide {
     }
 
     /// An agent that can read into the pool, from no one yet.
-    fn open_agent<T: Transport>(
+    pub(super) fn open_agent<T: Transport>(
         &self,
         transport: &T,
         name: &AgentName,
@@ -248,186 +240,55 @@ pub(crate) struct Widening {
     pub limit: Duration,
 }
 
-/// An agent to destroy, with what it still had in flight.
-pub(crate) struct Teardown<A: Agent> {
-    /// Under which number the driver waits for it.
-    pub fence: u64,
-    pub agent: A,
-    pub requests: Vec<A::Request>,
-    /// It may have a notice that has not left yet.
-    pub flush: bool,
-}
-
-/// The threads that may block: those that meet peers, the one that cares for leases over the side channel,
-/// and the one that destroys agents.
-#[derive(Debug)]
-pub(crate) struct Workers {
-    threads: Vec<JoinHandle<()>>,
-    stopping: Arc<AtomicBool>,
-}
-
-/// The ends of the channels that the threads serve.
-pub(crate) struct WorkerEnds<A: Agent> {
-    pub errands: Receiver<Errand>,
-    /// To peers that could not be met last time. They have threads of their own: those that never
-    /// answer would take up all threads and keep others from being met.
-    pub retries: Receiver<Errand>,
-    pub wishes: Receiver<LeaseJob>,
-    pub teardowns: Receiver<Teardown<A>>,
-    pub events: Sender<Event<A>>,
-}
-
-impl Workers {
-    pub(crate) fn start<T: Transport>(
-        transport: &Arc<T>,
-        cards: &Arc<dyn CardSource>,
-        local: &Arc<LocalSide>,
-        clock: &Arc<dyn Clock>,
-        config: &ReaderConfig,
-        helpers: Vec<JoinHandle<()>>,
-        ends: WorkerEnds<T::Agent>,
-    ) -> std::io::Result<Self> {
-        let WorkerEnds {
-            errands,
-            retries,
-            wishes,
-            teardowns,
-            events,
-        } = ends;
-        let mut threads = helpers;
-        let next_link = Arc::new(AtomicU64::new(1));
-        let thread = |name: String| std::thread::Builder::new().name(name);
-        let lanes = [("meet", errands), ("retry", retries)];
-        // One more is held by the thread that opens them, until there is room for it.
-        let (ahead, spares) = bounded(config.spare_agents.saturating_sub(1));
-        if config.spare_agents > 0 {
-            let (transport, local) = (Arc::clone(transport), Arc::clone(local));
-            threads.push(thread("kvx-spare".into()).spawn(move || {
-                open_ahead(transport.as_ref(), local.as_ref(), &ahead);
-            })?);
-        }
-        // The words after those of reads.
-        let mut probes = config.active..;
-        let count = config.connect_threads;
-        let each = (0..count.max(1)).flat_map(|n| lanes.iter().map(move |lane| (n, lane)));
-        for (n, (lane, errands)) in each {
-            let meeting = Meeting {
-                transport: Arc::clone(transport),
-                cards: Arc::clone(cards),
-                local: Arc::clone(local),
-                clock: Arc::clone(clock),
-                next_link: Arc::clone(&next_link),
-                probe: WordSlot(probes.next().unwrap_or(u32::MAX)),
-                spares: spares.clone(),
-            };
-            let (errands, events) = (errands.clone(), events.clone());
-            threads.push(
-                thread(format!("kvx-{lane}-{n}")).spawn(move || meeting.run(&errands, &events))?,
-            );
-        }
-        let stopping = Arc::new(AtomicBool::new(false));
-        let care = LeaseCare {
-            cards: Arc::clone(cards),
-            clock: Arc::clone(clock),
-            stopping: Arc::clone(&stopping),
-            silent: HashMap::new(),
-        };
-        threads.push(thread("kvx-leases".into()).spawn(move || care.run(&wishes))?);
-        threads.push(thread("kvx-fence".into()).spawn(move || {
-            for Teardown {
-                fence,
-                mut agent,
-                requests,
-                flush,
-            } in teardowns
-            {
-                if flush && requests.is_empty() {
-                    let mut ignored = Vec::new();
-                    for _ in 0..FLUSH_TRIES {
-                        let _ = agent.notifications(&mut ignored);
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-                for request in requests {
-                    agent.discard(request);
-                }
-                // The fence: after this, nothing is written on the agent's behalf.
-                let fenced = agent.destroy();
-                if events.send(Event::Fenced { fence, fenced }).is_err() {
-                    break;
-                }
-            }
-        })?);
-        Ok(Self { threads, stopping })
-    }
-
-    /// Waits until `end` for the threads, which end once the channels that feed them are closed. One
-    /// that is still waiting for a peer is left to end by its own deadline.
-    pub(crate) fn join(self, end: Instant) {
-        self.stopping.store(true, Ordering::Release);
-        for thread in self.threads {
-            join_by(thread, end);
-        }
-    }
-}
-
-/// Opens agents before they are needed, until nobody can need one any more.
-fn open_ahead<T: Transport>(transport: &T, local: &LocalSide, ahead: &Sender<T::Agent>) {
-    for n in 1_u64.. {
-        let agent = local
-            .agent_name(&format!("read-ahead-{n}"))
-            .ok()
-            .and_then(|name| local.open_agent(transport, &name).ok());
-        // Whoever needs one opens it then, and hears why it fails.
-        let Some(agent) = agent else { return };
-        if ahead.send(agent).is_err() {
-            return;
-        }
-    }
-}
-
-struct Meeting<T: Transport> {
-    transport: Arc<T>,
-    cards: Arc<dyn CardSource>,
-    local: Arc<LocalSide>,
-    clock: Arc<dyn Clock>,
+/// Meets peers, one after the other.
+pub(super) struct Meeting<T: Transport> {
+    pub transport: Arc<T>,
+    pub cards: Arc<dyn CardSource>,
+    pub local: Arc<LocalSide>,
+    pub clock: Arc<dyn Clock>,
     /// Numbers links and helper lanes' agents.
-    next_link: Arc<AtomicU64>,
+    pub next_link: Arc<AtomicU64>,
     /// The word into which it reads to reach a peer.
-    probe: WordSlot,
+    pub probe: WordSlot,
     /// Agents that have been opened ahead.
-    spares: Receiver<T::Agent>,
+    pub spares: Receiver<T::Agent>,
 }
 
 impl<T: Transport> Meeting<T> {
-    fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
+    pub(super) fn run(&self, errands: &Receiver<Errand>, events: &Sender<Event<T::Agent>>) {
         for errand in errands {
-            let event = match errand {
-                Errand::Meet {
-                    peer,
-                    attempt,
-                    known,
-                    until,
-                } => {
-                    if until <= self.clock.now() {
-                        // The driver has given it up.
-                        continue;
-                    }
-                    let result = self.meet(&peer, known, until);
-                    Event::Met {
-                        peer,
-                        attempt,
-                        result,
-                    }
-                }
-                Errand::Widen(widening) => Event::Widened {
-                    link: widening.link,
-                    agents: self.widen(&widening),
-                },
-            };
-            if events.send(event).is_err() {
+            if let Some(event) = self.carry_out(errand)
+                && events.send(event).is_err()
+            {
                 break;
             }
+        }
+    }
+
+    /// Carries out an errand; `None` when nobody waits for it any more.
+    pub(super) fn carry_out(&self, errand: Errand) -> Option<Event<T::Agent>> {
+        match errand {
+            Errand::Meet {
+                peer,
+                attempt,
+                known,
+                until,
+            } => {
+                if until <= self.clock.now() {
+                    // The driver has given it up.
+                    return None;
+                }
+                let result = self.meet(&peer, known, until);
+                Some(Event::Met {
+                    peer,
+                    attempt,
+                    result,
+                })
+            }
+            Errand::Widen(widening) => Some(Event::Widened {
+                link: widening.link,
+                agents: self.widen(&widening),
+            }),
         }
     }
 

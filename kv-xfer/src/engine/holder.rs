@@ -169,6 +169,18 @@ impl Holder {
         self.retire(&mut table, ended);
     }
 
+    /// One round of the thread: takes what readers have said, and ends what is over. How much was
+    /// said, and when the next lease is over.
+    pub(crate) fn round(
+        &self,
+        agent: &mut impl Agent,
+        inbox: &mut Vec<(AgentName, Vec<u8>)>,
+        now: MonoTime,
+    ) -> (usize, Option<MonoTime>) {
+        let taken = self.take_notices(agent, inbox);
+        (taken, self.expire(now))
+    }
+
     fn expire(&self, now: MonoTime) -> Option<MonoTime> {
         loop {
             let mut table = self.table.lock();
@@ -268,22 +280,24 @@ pub(crate) struct HolderThread {
 }
 
 impl HolderThread {
+    /// None yet.
+    pub(crate) fn none(holder: Arc<Holder>) -> Self {
+        let thread = None;
+        Self { holder, thread }
+    }
+
     /// Starts the thread, which owns the serving agent from now on.
     pub(crate) fn start<A: Agent>(
-        holder: Arc<Holder>,
+        &mut self,
         agent: A,
         config: &HolderConfig,
         nudged: Receiver<()>,
-    ) -> std::io::Result<Self> {
+    ) -> std::io::Result<()> {
         let poll = config.poll_interval;
-        let serving = Arc::clone(&holder);
-        let thread = std::thread::Builder::new()
-            .name("kvx-holder".into())
-            .spawn(move || serve(&serving, agent, poll, &nudged))?;
-        Ok(Self {
-            holder,
-            thread: Some(thread),
-        })
+        let serving = Arc::clone(&self.holder);
+        let thread = std::thread::Builder::new().name("kvx-holder".into());
+        self.thread = Some(thread.spawn(move || serve(&serving, agent, poll, &nudged))?);
+        Ok(())
     }
 
     /// Ends the thread and, with it, the serving agent: nobody can read from here any more. Should
@@ -309,7 +323,8 @@ fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Recei
     let mut busy = holder.clock.now();
     while !holder.stopping.load(Ordering::Acquire) {
         let now = holder.clock.now();
-        if holder.take_notices(&mut agent, &mut inbox) > 0 {
+        let (taken, next) = holder.round(&mut agent, &mut inbox, now);
+        if taken > 0 {
             busy = now;
         }
         let poll = if now.saturating_since(busy) < BUSY_FOR {
@@ -317,7 +332,6 @@ fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Recei
         } else {
             poll.saturating_mul(10)
         };
-        let next = holder.expire(now);
         let nap = match next {
             Some(deadline) => poll.min(deadline.saturating_since(now)),
             None => IDLE_POLL,

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 
-use super::connect::Teardown;
 use super::handle::ReadId;
 use super::link::{SETTLES, TEND_SELDOM, TEND_SOON};
+use super::workers::Teardown;
 use crate::clock::{Clock, MonoTime};
 use crate::ids::AgentName;
 use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault};
@@ -163,16 +163,7 @@ impl<A: Agent> LaneWorker<A> {
     pub(crate) fn run(mut self) {
         let mut moved = self.clock.now();
         loop {
-            let mut worked = false;
-            match self.commands.try_recv() {
-                Ok(command) => {
-                    self.on_command(command);
-                    worked = true;
-                }
-                Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) => {}
-            }
-            worked |= self.poll();
+            let Some(worked) = self.round() else { return };
             let now = self.clock.now();
             if worked {
                 moved = now;
@@ -182,6 +173,20 @@ impl<A: Agent> LaneWorker<A> {
                 return;
             }
         }
+    }
+
+    /// One round: at most one command, and what is in flight. Whether anything happened; `None` when
+    /// the driver is gone.
+    pub(crate) fn round(&mut self) -> Option<bool> {
+        let commanded = match self.commands.try_recv() {
+            Ok(command) => {
+                self.on_command(command);
+                true
+            }
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => false,
+        };
+        Some(self.poll() || commanded)
     }
 
     /// Sleeps as long as nothing can happen; false when the driver is gone.

@@ -15,15 +15,16 @@ mod error;
 mod handle;
 mod holder;
 mod lane;
-mod lease_care;
 mod link;
 mod notice;
 mod offer;
 mod probing;
 mod read;
 mod start;
+mod stepped;
 mod threads;
 mod types;
+mod workers;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -33,9 +34,11 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, SendError, Sender};
 
+pub(crate) use cards::Answers;
 pub use cards::SideChannelCards;
 pub use config::{EngineConfig, HolderConfig, ReaderConfig};
 pub use connect::{CardSource, ConnectError, FetchedPeer};
+pub(crate) use driver::Event;
 pub use driver::ReturnedBlocks;
 pub use error::{
     Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
@@ -44,16 +47,18 @@ pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutc
 pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
 pub use offer::Offer;
 pub use read::ReleasePolicy;
+pub(crate) use start::Birth;
+pub(crate) use stepped::{Errands, Stepped};
 pub use types::{Direction, LeaseSpec, Leased, Prompt, ReadRequest, ShutdownReport};
 
 use self::cards::Serving;
 use self::clocks::Clocks;
-use self::connect::Workers;
 use self::driver::{Command, LeaseJob, LeaseWish};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread, STOP_LIMIT};
 use self::read::{ReadJob, Submitted};
 use self::threads::{join_by, until};
+use self::workers::Workers;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, TransferMode};
 use crate::ids::{EngineId, Incarnation, LeaseId, LeaseWord, WordSlot};

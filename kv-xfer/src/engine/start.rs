@@ -5,17 +5,18 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crossbeam::channel::{bounded, unbounded};
+use crossbeam::channel::{Receiver, bounded, unbounded};
 
-use super::cards::{self, Serving, SideChannelCards};
+use super::cards::{self, Answers, Door, Serving, SideChannelCards};
 use super::clocks::Clocks;
 use super::config::EngineConfig;
-use super::connect::{CardSource, LocalSide, WorkerEnds, Workers};
+use super::connect::{CardSource, LocalSide};
 use super::driver::{Channels, Driver};
 use super::error::StartError;
 use super::holder::{Holder, HolderThread};
-use super::lane::Lane;
+use super::lane::{Lane, LaneWorker};
 use super::probing::Prober;
+use super::workers::{WorkerEnds, Workers, Works};
 use super::{Engine, Owner};
 use crate::clock::{Clock, SystemClock};
 use crate::ids::{AgentName, Incarnation};
@@ -55,6 +56,50 @@ impl Engine {
         clock: Arc<dyn Clock>,
         cards: Arc<dyn CardSource>,
     ) -> Result<Self, StartError> {
+        let birth = Birth::random()?;
+        Parts::build(config, pool, transport, clock, cards, birth, Door::Listen)?.spawn()
+    }
+}
+
+/// What is drawn at random when an engine starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Birth {
+    pub incarnation: Incarnation,
+    /// Where its lease words start.
+    pub word_base: u64,
+}
+
+impl Birth {
+    fn random() -> Result<Self, StartError> {
+        Ok(Self {
+            incarnation: Incarnation(random()?.max(1)),
+            word_base: random()?,
+        })
+    }
+}
+
+/// An engine and what its threads will run.
+pub(super) struct Parts<T: Transport> {
+    pub engine: Engine,
+    pub answers: Option<Arc<Answers>>,
+    /// The serving agent.
+    pub agent: T::Agent,
+    pub nudged: Receiver<()>,
+    pub lanes: Vec<LaneWorker<T::Agent>>,
+    pub works: Works<T>,
+    pub driver: Driver<T>,
+}
+
+impl<T: Transport> Parts<T> {
+    pub(super) fn build(
+        config: EngineConfig,
+        pool: Arc<KvPool>,
+        transport: Arc<T>,
+        clock: Arc<dyn Clock>,
+        cards: Arc<dyn CardSource>,
+        birth: Birth,
+        door: Door,
+    ) -> Result<Self, StartError> {
         if config.reader.active == 0 || config.reader.queue == 0 {
             return Err(StartError::Config(
                 "reader.active and reader.queue must be at least 1",
@@ -71,14 +116,17 @@ impl Engine {
             ));
         }
         transport.require(config.require)?;
-        let incarnation = Incarnation(random()?.max(1));
+        let Birth {
+            incarnation,
+            word_base,
+        } = birth;
         let stats = Arc::new(EngineStats::default());
         let (freed_tx, freed) = unbounded();
         let (nudge, nudged) = bounded(1);
 
         // The holder's side.
         let words = transport.control_words(config.holder.max_leases)?;
-        let mut lease_config = LeaseConfig::new(config.holder.max_leases, random()?);
+        let mut lease_config = LeaseConfig::new(config.holder.max_leases, word_base);
         lease_config.default_ttl = config.holder.default_ttl;
         lease_config.max_ttl = config.holder.max_ttl;
         let table = LeaseTable::new(lease_config).map_err(|e| StartError::Card(e.to_string()))?;
@@ -114,9 +162,15 @@ impl Engine {
             Arc::clone(&stats),
         ));
         let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
-        let serving = Serving::start(&config, &card, &holder, &clock)?;
-        let holder_thread =
-            HolderThread::start(Arc::clone(&holder), agent, &config.holder, nudged)?;
+        let (answers, serving) = match config.holder.bind {
+            Some(bind) => {
+                let answers = Arc::new(Answers::new(&config, &card, &holder, &clock)?);
+                let serving = Serving::start(&config, bind, &answers, &clock, door)?;
+                (Some(answers), Some(serving))
+            }
+            None => (None, None),
+        };
+        let holder_thread = HolderThread::none(Arc::clone(&holder));
 
         // The reader's side.
         // One more for every thread that meets peers.
@@ -153,8 +207,8 @@ impl Engine {
         let (returned_tx, returned) = unbounded();
         let (reports_tx, reports) = unbounded();
         let mut lanes = Vec::new();
-        let mut helpers = Vec::new();
-        for n in 1..config.reader.lanes {
+        let mut lane_workers = Vec::new();
+        for _ in 1..config.reader.lanes {
             let (lane, worker) = Lane::new(
                 reports_tx.clone(),
                 teardowns_tx.clone(),
@@ -162,24 +216,22 @@ impl Engine {
                 config.reader.spin,
             );
             lanes.push(lane);
-            let thread = std::thread::Builder::new().name(format!("kvx-lane-{n}"));
-            helpers.push(thread.spawn(move || worker.run())?);
+            lane_workers.push(worker);
         }
-        let workers = Workers::start(
-            &transport,
-            &cards,
-            &local,
-            &clock,
-            &config.reader,
-            helpers,
-            WorkerEnds {
+        let works = Works {
+            transport: Arc::clone(&transport),
+            cards,
+            local,
+            clock: Arc::clone(&clock),
+            next_link: Arc::new(AtomicU64::new(1)),
+            ends: WorkerEnds {
                 errands: errands_rx,
                 retries: retries_rx,
                 wishes: wishes_rx,
                 teardowns: teardowns_rx,
                 events: events_tx,
             },
-        )?;
+        };
         let driver = Driver::<T>::new(
             config.reader.clone(),
             Arc::clone(&clock),
@@ -200,14 +252,7 @@ impl Engine {
                 reports,
             },
         );
-        let driver = std::thread::Builder::new()
-            .name("kvx-driver".into())
-            .spawn(move || driver.run())?;
-        tracing::info!(
-            engine = %config.engine_id, %incarnation, rank = %config.rank,
-            transport = ?transport.info(), require = %config.require, "engine started"
-        );
-        Ok(Self {
+        let engine = Engine {
             fingerprint: pool.layout().content_fingerprint(),
             config,
             incarnation,
@@ -228,9 +273,48 @@ impl Engine {
             commands,
             freed,
             returned,
-            driver: Some(driver),
-            workers: Some(workers),
+            driver: None,
+            workers: None,
+        };
+        Ok(Self {
+            engine,
+            answers,
+            agent,
+            nudged,
+            lanes: lane_workers,
+            works,
+            driver,
         })
+    }
+
+    /// Starts the threads.
+    fn spawn(self) -> Result<Engine, StartError> {
+        let Self {
+            mut engine,
+            agent,
+            nudged,
+            lanes,
+            works,
+            driver,
+            ..
+        } = self;
+        engine
+            .holder_thread
+            .start(agent, &engine.config.holder, nudged)?;
+        let mut helpers = Vec::with_capacity(lanes.len());
+        for (n, lane) in (1..).zip(lanes) {
+            let thread = std::thread::Builder::new().name(format!("kvx-lane-{n}"));
+            helpers.push(thread.spawn(move || lane.run())?);
+        }
+        engine.workers = Some(Workers::start(works, &engine.config.reader, helpers)?);
+        let thread = std::thread::Builder::new().name("kvx-driver".into());
+        engine.driver = Some(thread.spawn(move || driver.run())?);
+        tracing::info!(
+            engine = %engine.config.engine_id, incarnation = %engine.incarnation,
+            rank = %engine.config.rank, transport = ?engine.info,
+            require = %engine.config.require, "engine started"
+        );
+        Ok(engine)
     }
 }
 

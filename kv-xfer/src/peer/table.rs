@@ -12,7 +12,7 @@
 //! The table does no I/O. `want` says what to do; what came of it is reported with the attempt's
 //! number, so that a late answer to an abandoned attempt changes nothing.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::standing::{
@@ -36,7 +36,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct PeerTable {
     config: PeerConfig,
-    entries: HashMap<PeerKey, Entry>,
+    // Sorted, so that the same events have the same consequences in every run.
+    entries: BTreeMap<PeerKey, Entry>,
     attempts: u64,
 }
 
@@ -46,7 +47,7 @@ impl PeerTable {
     pub fn new(config: PeerConfig) -> Self {
         Self {
             config,
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             attempts: 0,
         }
     }

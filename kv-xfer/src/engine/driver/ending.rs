@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::{Driver, Fencing, LeaseJob, ReturnedBlocks};
 use crate::clock::MonoTime;
-use crate::engine::connect::Teardown;
 use crate::engine::error::ReadError;
 use crate::engine::handle::{FailedBlocks, Landed, ReadFailure, ReadId, ReadOutcome, ReadShared};
 use crate::engine::link::Width;
 use crate::engine::notice::Notice;
 use crate::engine::read::{ActiveRead, ReadJob, ReleasePolicy};
+use crate::engine::workers::Teardown;
 use crate::peer::PeerKey;
 use crate::transport::{Agent, Transport, TransportError};
 
@@ -300,9 +300,8 @@ impl<T: Transport> Drop for Driver<T> {
         };
         // The agents go first: only then are the blocks nobody's. Those in lanes are destroyed when
         // the lanes end, for which nobody waits here.
-        let undead: Vec<u64> = self
-            .links
-            .drain()
+        let undead: Vec<u64> = std::mem::take(&mut self.links)
+            .into_iter()
             .filter_map(|(_, link)| {
                 let alone = matches!(link.width, Width::Narrow | Width::Widening | Width::Wide(0));
                 let destroyed = link.agent.destroy().is_ok();

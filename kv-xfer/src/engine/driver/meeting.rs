@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::{Driver, MAX_TROUBLES};
 use crate::clock::MonoTime;
-use crate::engine::connect::{ConnectError, Errand, Met, Teardown};
+use crate::engine::connect::{ConnectError, Errand, Met};
 use crate::engine::error::ReadError;
 use crate::engine::link::Link;
 use crate::engine::read::Env;
+use crate::engine::workers::Teardown;
 use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, PeerState, Want};
 use crate::transport::{Agent, Transport};
 

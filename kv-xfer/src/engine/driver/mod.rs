@@ -10,7 +10,7 @@ mod meeting;
 mod turns;
 mod width;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,12 +20,13 @@ use parking_lot::Mutex;
 
 use self::turns::{PeerTurns, Turn};
 use super::config::ReaderConfig;
-use super::connect::{ConnectError, Errand, Met, Teardown};
+use super::connect::{ConnectError, Errand, Met};
 use super::error::ReadError;
 use super::handle::ReadId;
 use super::lane::{Lane, LaneReport};
 use super::link::Link;
 use super::read::{ActiveRead, ReadJob, Submitted};
+use super::workers::Teardown;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::LeaseRef;
 use crate::ids::{Incarnation, WordSlot};
@@ -145,7 +146,8 @@ pub(crate) struct Channels<A: Agent> {
 
 pub(crate) struct Driver<T: Transport> {
     // Dropped before the reads: destroying the agents is what makes giving up their blocks safe.
-    links: HashMap<PeerKey, Link<T::Agent>>,
+    // Sorted, so that the same events lead to the same steps in every run.
+    links: BTreeMap<PeerKey, Link<T::Agent>>,
     peers: PeerTable,
     channels: Channels<T::Agent>,
     reads: Vec<Option<ActiveRead<Request<T>>>>,
@@ -199,7 +201,7 @@ impl<T: Transport> Driver<T> {
     ) -> Self {
         let places = config.active.min(landing.region().block_count) as usize;
         Self {
-            links: HashMap::new(),
+            links: BTreeMap::new(),
             peers: PeerTable::new(PeerConfig {
                 connect_timeout: config.connect_timeout,
                 backoff_max: MAX_PAUSE,
@@ -243,9 +245,7 @@ impl<T: Transport> Driver<T> {
             if worked {
                 moved = now;
             }
-            if let Some(deadline) = self.stopping
-                && (self.is_empty() || now >= deadline)
-            {
+            if self.is_over(now) {
                 break;
             }
             // What was done may have made room for more: places freed, windows ended.
@@ -253,6 +253,12 @@ impl<T: Transport> Driver<T> {
                 self.rest(now, now.saturating_since(moved));
             }
         }
+    }
+
+    /// It has been told to stop, and has nothing left to do or no time left to do it.
+    pub(crate) fn is_over(&self, now: MonoTime) -> bool {
+        self.stopping
+            .is_some_and(|deadline| self.is_empty() || now >= deadline)
     }
 
     /// Nothing is active, queued or in doubt.
@@ -363,6 +369,13 @@ impl<T: Transport> Driver<T> {
     }
 
     fn next_timer(&self) -> MonoTime {
+        let tending = self.links.values().map(Link::tend_at).min();
+        self.next_deadline()
+            .min(tending.unwrap_or(MonoTime::FAR_FUTURE))
+    }
+
+    /// When something ends although nothing comes in.
+    pub(crate) fn next_deadline(&self) -> MonoTime {
         let deadlines = self
             .order
             .iter()
@@ -375,7 +388,7 @@ impl<T: Transport> Driver<T> {
             .chain(
                 self.links
                     .values()
-                    .map(|link| link.tend_at().min(link.used + self.config.idle_peer)),
+                    .map(|link| link.used + self.config.idle_peer),
             )
             .chain(self.peers.next_timeout())
             .chain(self.stopping);

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use super::{Driver, Fencing};
-use crate::engine::connect::{Errand, Teardown, Widening};
+use crate::engine::connect::{Errand, Widening};
 use crate::engine::lane::LaneCommand;
 use crate::engine::link::Width;
+use crate::engine::workers::Teardown;
 use crate::transport::Transport;
 
 /// A read of at least so many windows is worth further agents.
