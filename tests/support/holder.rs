@@ -1,6 +1,7 @@
 //! An engine in a process of its own that leases blocks, and the lines that are said to it.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -12,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::content::{BLOCK_TOKENS, Shape, fill, hashes, pool};
-use super::{BODY, LIMIT, config, die_with_parent, open, this_binary};
+use super::net::{HOLDER, Net, READER};
+use super::{BODY, LIMIT, config, die_with_parent, open, this_binary_on};
 
 /// What a holder process is to be. It travels in the environment.
 const SPEC: &str = "KVX_TEST_HOLDER";
@@ -26,6 +28,8 @@ pub struct HolderSpec {
     pub port: u16,
     pub shape: Shape,
     pub blocks: u32,
+    /// Which machine of the test's network it is on, where there is one.
+    pub machine: u8,
 }
 
 impl HolderSpec {
@@ -35,7 +39,13 @@ impl HolderSpec {
             port: 0,
             shape,
             blocks,
+            machine: HOLDER,
         }
+    }
+
+    pub fn on(mut self, machine: u8) -> Self {
+        self.machine = machine;
+        self
     }
 
     pub fn named(mut self, engine: &str) -> Self {
@@ -102,7 +112,9 @@ pub struct Holder {
 impl Holder {
     /// Starts a holder. The caller's thread must outlive it.
     pub fn start(spec: &HolderSpec) -> Self {
-        let mut child = this_binary("holder_process")
+        let net = Net::current();
+        let place = net.as_ref().map(|net| (net, spec.machine));
+        let mut child = this_binary_on(place, "holder_process")
             .arg("--ignored")
             .env(SPEC, serde_json::to_string(spec).unwrap())
             .env_remove(BODY)
@@ -310,7 +322,11 @@ pub fn serve_holder() {
     die_with_parent();
     let spec: HolderSpec = serde_json::from_str(&spec).unwrap();
     let mut config = config(&spec.engine);
-    config.holder.bind = Some(([127, 0, 0, 1], spec.port).into());
+    let host = match Net::current() {
+        Some(_) => Net::address(spec.machine),
+        None => Ipv4Addr::LOCALHOST,
+    };
+    config.holder.bind = Some((host, spec.port).into());
     let engine = Engine::start(config, pool(spec.shape, spec.blocks), open()).unwrap();
     answer(&Answer::Ready {
         port: engine.side_channel().unwrap().port(),
@@ -336,7 +352,8 @@ impl ReadingProcess {
     pub fn start(shape: Shape, lent: &Lent) -> Self {
         let params = lent.remote.to_json_string(BlockIdsJson::Omitted);
         let spec = serde_json::to_string(&(shape, params)).unwrap();
-        let child = this_binary("reader_process")
+        let net = Net::current();
+        let child = this_binary_on(net.as_ref().map(|net| (net, READER)), "reader_process")
             .arg("--ignored")
             .env(VICTIM, spec)
             .env_remove(BODY)

@@ -17,6 +17,7 @@ use super::config::HolderConfig;
 use super::notice::Notice;
 use super::threads::{join_by, until};
 use crate::clock::{Clock, MonoTime};
+use crate::descriptor::ClusterKey;
 use crate::ids::{AgentName, Incarnation, LeaseId, LeaseWord};
 use crate::lease::{
     EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
@@ -46,6 +47,7 @@ pub(crate) struct Holder {
     words: Arc<dyn ControlWords>,
     clock: Arc<dyn Clock>,
     incarnation: Incarnation,
+    key: Option<ClusterKey>,
     freed: Sender<FreedBlocks>,
     /// Wakes the thread, which sleeps for long while nothing is leased.
     nudge: Sender<()>,
@@ -76,11 +78,18 @@ impl Holder {
             words,
             clock,
             incarnation,
+            key: None,
             freed,
             nudge,
             stopping: AtomicBool::new(false),
             stats,
         }
+    }
+
+    /// Takes only notices that were signed with the key, if there is one.
+    pub(crate) fn keyed(mut self, key: Option<ClusterKey>) -> Self {
+        self.key = key;
+        self
     }
 
     pub(crate) fn grant(&self, new: NewLease) -> Result<Grant, GrantRefused> {
@@ -248,7 +257,7 @@ impl Holder {
         let count = inbox.len();
         for (sender, message) in inbox.drain(..) {
             self.stats.notices.fetch_add(1, Ordering::Relaxed);
-            match Notice::decode(&message) {
+            match Notice::decode(&message, self.key.as_ref()) {
                 Ok(notice) => self.on_notice(notice),
                 Err(error) => {
                     self.stats.notices_malformed.fetch_add(1, Ordering::Relaxed);

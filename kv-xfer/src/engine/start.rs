@@ -100,7 +100,7 @@ impl Engine {
         )?;
         agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
         let metadata = agent.metadata()?;
-        let holder = Arc::new(Holder::new(
+        let holder = Holder::new(
             table,
             Arc::clone(&words),
             Arc::clone(&clock),
@@ -108,7 +108,8 @@ impl Engine {
             freed_tx,
             nudge,
             Arc::clone(&stats),
-        ));
+        );
+        let holder = Arc::new(holder.keyed(config.cluster_key.clone()));
         let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
         let serving = Serving::start(&config, &card, &holder, &clock)?;
         let holder_thread =
@@ -174,6 +175,7 @@ impl Engine {
         )?;
         let driver = Driver::<T>::new(
             config.reader.clone(),
+            config.cluster_key.clone(),
             Arc::clone(&clock),
             Arc::clone(&pool),
             landing,

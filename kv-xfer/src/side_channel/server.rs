@@ -87,7 +87,7 @@ pub struct ServerConfig {
     pub bind: Vec<SocketAddr>,
     /// How much clients may use.
     pub limits: ServerLimits,
-    /// When set, requests that change something must carry a MAC made with it.
+    /// When set, requests for cards and those that change something must carry a MAC made with it.
     pub key: Option<ClusterKey>,
     /// The clock that replies are stamped with: the one that leases are stamped with.
     pub clock: Arc<dyn Clock>,

@@ -27,7 +27,7 @@ use super::lane::{Lane, LaneReport};
 use super::link::Link;
 use super::read::{ActiveRead, ReadJob, Submitted};
 use crate::clock::{Clock, MonoTime};
-use crate::descriptor::LeaseRef;
+use crate::descriptor::{ClusterKey, LeaseRef};
 use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
 use crate::peer::{PeerConfig, PeerKey, PeerTable, Want};
@@ -181,6 +181,8 @@ pub(crate) struct Driver<T: Transport> {
     /// Emptied lists of lanes' windows.
     spare: Vec<Vec<Descriptor>>,
     config: ReaderConfig,
+    /// Signs releases.
+    key: Option<ClusterKey>,
     clock: Arc<dyn Clock>,
     pool: Arc<KvPool>,
     landing: Arc<dyn ControlWords>,
@@ -191,6 +193,7 @@ pub(crate) struct Driver<T: Transport> {
 impl<T: Transport> Driver<T> {
     pub(crate) fn new(
         config: ReaderConfig,
+        key: Option<ClusterKey>,
         clock: Arc<dyn Clock>,
         pool: Arc<KvPool>,
         landing: Arc<dyn ControlWords>,
@@ -226,6 +229,7 @@ impl<T: Transport> Driver<T> {
             spare: Vec::new(),
             batch: Vec::with_capacity(config.window_descriptors),
             config,
+            key,
             clock,
             pool,
             landing,
