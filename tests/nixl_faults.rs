@@ -97,7 +97,11 @@ fn landed_or_lost(outcome: kv_xfer::engine::ReadOutcome, remote: &[BlockId]) -> 
 
 over!(a_killed_holder_fails_its_own_reads_and_no_others: shm, tcp, net);
 fn a_killed_holder_fails_its_own_reads_and_no_others() {
-    let mut other = Holder::start(&HolderSpec::new(Shape::MEDIUM, ASIDE).named("other").on(OTHER));
+    let mut other = Holder::start(
+        &HolderSpec::new(Shape::MEDIUM, ASIDE)
+            .named("other")
+            .on(OTHER),
+    );
     let reader = reader(Shape::MEDIUM, ASIDE + EACH * READS, |_| {});
     let aside = ids((0..ASIDE).rev());
     let lent = other.lend("aside", &aside, 1);

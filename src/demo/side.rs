@@ -132,6 +132,7 @@ impl Side {
         tracing::info!(?report, "pool");
         let mut config = EngineConfig::new(EngineId::new(name)?, setup.model.as_str());
         config.tp_size = setup.tp;
+        config.cluster_key = runtime::cluster_key()?;
         if serve {
             config.holder.bind = Some(([127, 0, 0, 1], 0).into());
         }

@@ -12,8 +12,9 @@ use kv_xfer::ids::{BlockId, LeaseId, RequestId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::content::{BLOCK_TOKENS, Shape, fill, hashes, pool};
+use super::content::{BLOCK_TOKENS, Shape, fill, hashes};
 use super::net::{HOLDER, Net, READER};
+use super::vanishing::vanishing_pool;
 use super::{BODY, LIMIT, config, die_with_parent, open, this_binary_on};
 
 /// What a holder process is to be. It travels in the environment.
@@ -69,6 +70,8 @@ enum Ask {
         after_us: u64,
         generation: u16,
     },
+    /// Unmap the pool's memory, as an owner that breaks its word might.
+    Unmap,
     /// What has come back so far.
     Freed,
     /// Leases that hold, and notices that came.
@@ -218,6 +221,12 @@ impl Holder {
         held
     }
 
+    /// Has it unmap its memory. It may die of that before it has answered.
+    pub fn unmap(&mut self) {
+        self.say(&Ask::Unmap);
+        let _ = self.lines.recv_timeout(LIMIT);
+    }
+
     /// What has come back since the last time it was asked.
     pub fn freed(&mut self) -> Vec<Freed> {
         self.say(&Ask::Freed);
@@ -327,7 +336,8 @@ pub fn serve_holder() {
         None => Ipv4Addr::LOCALHOST,
     };
     config.holder.bind = Some((host, spec.port).into());
-    let engine = Engine::start(config, pool(spec.shape, spec.blocks), open()).unwrap();
+    let (pool, memory) = vanishing_pool(spec.shape, spec.blocks);
+    let engine = Engine::start(config, pool, open()).unwrap();
     answer(&Answer::Ready {
         port: engine.side_channel().unwrap().port(),
     });
@@ -335,6 +345,9 @@ pub fn serve_holder() {
         let ask = serde_json::from_str(&line.unwrap()).unwrap();
         if matches!(ask, Ask::Leave) {
             break;
+        }
+        if matches!(ask, Ask::Unmap) {
+            memory.unmap();
         }
         answer(&obey(&engine, ask));
     }
@@ -458,6 +471,10 @@ fn obey(engine: &Engine, ask: Ask) -> Answer {
             }
             Answer::Revoked { held }
         }
+        Ask::Unmap => Answer::Counts {
+            leases: 0,
+            notices: 0,
+        },
         Ask::Freed => {
             let freed = engine.freed().try_iter().map(|freed| Freed {
                 lease: freed.lease.0,

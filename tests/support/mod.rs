@@ -8,6 +8,7 @@
 mod content;
 mod holder;
 mod net;
+mod vanishing;
 
 use std::fmt::Debug;
 use std::io::{Read, Seek, Write};

@@ -87,7 +87,9 @@ impl Net {
             ))?;
             let (address, gateway) = (Self::address(machine), Self::gateway(machine));
             ip(&format!("-n {name} addr add {address}/24 dev {DEVICE}"))?;
-            ip(&format!("-n {router} addr add {gateway}/24 dev to{machine}"))?;
+            ip(&format!(
+                "-n {router} addr add {gateway}/24 dev to{machine}"
+            ))?;
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} link set {DEVICE} up"))?;
             ip(&format!("-n {router} link set to{machine} up"))?;
@@ -164,8 +166,14 @@ impl Net {
 
     fn rules(&self, change: &str, machine: u8, what: &str) {
         let (router, address) = (self.router(), Self::address(machine));
-        ip(&format!("-n {router} rule {change} pref 10 iif to{machine} {what}")).unwrap();
-        ip(&format!("-n {router} rule {change} pref 11 to {address} {what}")).unwrap();
+        ip(&format!(
+            "-n {router} rule {change} pref 10 iif to{machine} {what}"
+        ))
+        .unwrap();
+        ip(&format!(
+            "-n {router} rule {change} pref 11 to {address} {what}"
+        ))
+        .unwrap();
     }
 
     /// Does something to a machine's connection with the others.
@@ -175,7 +183,11 @@ impl Net {
                 ip(&format!("-n {} link set to{machine} down", self.router())).unwrap();
             }
             Outage::DownAtHolder => {
-                ip(&format!("-n {} link set {DEVICE} down", self.machine(machine))).unwrap();
+                ip(&format!(
+                    "-n {} link set {DEVICE} down",
+                    self.machine(machine)
+                ))
+                .unwrap();
             }
             Outage::Dropped => self.rules("add", machine, "blackhole"),
             Outage::Unreachable => self.rules("add", machine, "unreachable"),
@@ -204,7 +216,10 @@ impl Net {
     pub fn limit(&self, machine: u8, rate: &str) -> Result<(), String> {
         let name = self.machine(machine);
         let shape = format!("root tbf rate {rate} burst 64kb latency 200ms");
-        run("tc", &format!("-n {name} qdisc replace dev {DEVICE} {shape}"))
+        run(
+            "tc",
+            &format!("-n {name} qdisc replace dev {DEVICE} {shape}"),
+        )
     }
 
     pub fn unlimit(&self, machine: u8) {
@@ -232,7 +247,9 @@ impl Net {
             return Err("no TUN device can be made".into());
         }
         ip(&format!("-n {router} link set wire0 up"))?;
-        ip(&format!("-n {router} route replace default dev wire0 table 100"))?;
+        ip(&format!(
+            "-n {router} route replace default dev wire0 table 100"
+        ))?;
         for machine in 0..MACHINES {
             // What comes off the wire is delivered by the main table.
             let rule = format!("rule add pref {} iif to{machine} lookup 100", 20 + machine);

@@ -60,6 +60,7 @@ fn start(
     let name = format!("bench-{name}-{}", std::process::id());
     let mut config = EngineConfig::new(EngineId::new(name)?, MODEL);
     config.tp_size = pool.layout().tp();
+    config.cluster_key = runtime::cluster_key()?;
     config.reader = start.settings.reader();
     change(&mut config);
     let engine = Engine::start(config, Arc::clone(&pool), Arc::clone(&transport))?;
