@@ -232,3 +232,25 @@ fn memory_that_a_holder_unmaps_fails_its_reads_and_no_others() {
     assert!(ended.iter().any(|how| how != "landed before it"));
     assert_clean(&reader);
 }
+
+over!(a_stopped_holder_is_still_read_from_over_shared_memory: shm);
+fn a_stopped_holder_is_still_read_from_over_shared_memory() {
+    let mut holder = Holder::start(&HolderSpec::new(Shape::MEDIUM, BLOCKS));
+    let reader = reader(Shape::MEDIUM, BLOCKS, |_| {});
+    let remote = shuffled(BLOCKS as usize, BLOCKS, 3);
+    let lent = holder.lend("r", &remote, 1);
+    let offer = reader.accept(&lent.remote, None, None).unwrap();
+    let read_all = || {
+        let landed = landed(read(&reader, keeping(&offer, claim(&reader, 0..BLOCKS))));
+        assert_eq!(wrong_words(&landed.blocks, &remote, 1), 0);
+    };
+    read_all();
+    holder.freeze();
+    // Nobody there has to do anything for it, so nothing of it can be left to come.
+    (0..20).for_each(|_| read_all());
+    assert_eq!(reader.stats().quarantined, 0);
+    holder.thaw();
+    read_all();
+    assert_clean(&reader);
+    assert!(holder.answers());
+}

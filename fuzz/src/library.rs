@@ -76,7 +76,7 @@ pub fn ticket(data: &[u8]) {
         if let Ok(sealed) = SealedTicket::parse(text, &limits()) {
             assert_eq!(sealed.to_text(), text);
             let ticket = sealed.unverified();
-            assert!(ticket.runs.len() <= limits().max_blocks);
+            assert!(ticket.runs.len() <= limits().max_blocks as usize);
             let _ = ticket.runs.check_within(100);
         }
     }
@@ -87,7 +87,7 @@ pub fn runs(data: &[u8]) {
     let Ok(runs) = BlockRuns::decode(data, &limits()) else {
         return;
     };
-    assert!(runs.len() <= limits().max_blocks);
+    assert!(runs.len() <= limits().max_blocks as usize);
     let mut again = Vec::new();
     runs.encode_into(&mut again);
     assert_eq!(again, data);
@@ -256,7 +256,7 @@ pub fn address(data: &[u8]) {
         return;
     };
     if let Ok(address) = PeerAddr::new(text, 7000) {
-        let again = PeerAddr::new(address.host(), address.port());
+        let again = PeerAddr::new(&address.host(), address.port());
         assert_eq!(again.as_ref(), Ok(&address));
         let policy = kv_xfer::side_channel::DialPolicy::default();
         if policy.check(&address).is_ok() {

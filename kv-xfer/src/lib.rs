@@ -26,5 +26,6 @@ pub mod peer;
 pub mod plan;
 pub mod policy;
 pub mod side_channel;
+mod sync;
 pub mod telemetry;
 pub mod transport;

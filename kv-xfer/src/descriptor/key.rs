@@ -199,7 +199,10 @@ mod tests {
             assert_eq!(tag, self::key("0123456789abcdef").tag("p", &[b"x"]));
         };
         let file = || Some(path.clone().into_os_string());
-        same(ClusterKey::of_environment(Some("0123456789abcdef".into()), None));
+        same(ClusterKey::of_environment(
+            Some("0123456789abcdef".into()),
+            None,
+        ));
         same(ClusterKey::of_environment(None, file()));
         assert!(ClusterKey::of_environment(None, None).unwrap().is_none());
         let refused = |secret: Option<&str>, file| {

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,8 +16,9 @@ use thiserror::Error;
 
 use super::clocks::Clocks;
 use super::config::ReaderConfig;
-use super::driver::{Event, LeaseJob, LeaseWish};
+use super::driver::{Event, LeaseJob};
 use super::error::Advice;
+use super::lease_care::LeaseCare;
 use super::link::{Link, Width};
 use super::threads::join_by;
 use crate::clock::{Clock, MonoTime};
@@ -30,16 +30,14 @@ use crate::layout::{
 use crate::memory::{ControlWords, KvPool};
 use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
+use crate::telemetry::Storm;
 use crate::transport::{Agent, AgentRole, Descriptor, Transport, TransportError};
 
-/// Time for one release over the side channel. A holder that does not answer by then is left to end
-/// the lease by its time.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// How often, a millisecond apart, an agent is let make progress before it is destroyed, so that a
 /// notice which was just given to it leaves.
 const FLUSH_TRIES: u32 = 10;
-/// For how long a holder that did not answer is not asked again, so that it does not hold up others.
-const SILENT_FOR: Duration = Duration::from_secs(5);
+static UNWIDENED: Storm = Storm::new();
+static MET: Storm = Storm::new();
 
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
@@ -320,12 +318,7 @@ impl Workers {
             );
         }
         let stopping = Arc::new(AtomicBool::new(false));
-        let care = LeaseCare {
-            cards: Arc::clone(cards),
-            clock: Arc::clone(clock),
-            stopping: Arc::clone(&stopping),
-            silent: HashMap::new(),
-        };
+        let care = LeaseCare::new(Arc::clone(cards), Arc::clone(clock), Arc::clone(&stopping));
         threads.push(thread("kvx-leases".into()).spawn(move || care.run(&wishes))?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
             for Teardown {
@@ -361,52 +354,6 @@ impl Workers {
         self.stopping.store(true, Ordering::Release);
         for thread in self.threads {
             join_by(thread, end);
-        }
-    }
-}
-
-/// Releases and renews leases over the side channel, one after the other.
-struct LeaseCare {
-    cards: Arc<dyn CardSource>,
-    clock: Arc<dyn Clock>,
-    stopping: Arc<AtomicBool>,
-    /// Peers that did not answer lately, and until when they are not asked.
-    silent: HashMap<PeerKey, MonoTime>,
-}
-
-impl LeaseCare {
-    fn run(mut self, jobs: &Receiver<LeaseJob>) {
-        for job in jobs {
-            if self.stopping.load(Ordering::Acquire) {
-                break;
-            }
-            let now = self.clock.now();
-            self.silent.retain(|_, until| *until > now);
-            if self.silent.contains_key(&job.peer) {
-                continue;
-            }
-            if let Err(error) = self.ask(&job, now) {
-                tracing::debug!(%error, lease = %job.lease.id, wish = ?job.wish, "a holder was not reached");
-                self.silent.insert(job.peer, self.clock.now() + SILENT_FOR);
-            }
-        }
-    }
-
-    fn ask(&self, job: &LeaseJob, now: MonoTime) -> Result<(), ConnectError> {
-        let (addr, life, lease) = (&job.peer.addr, job.incarnation, job.lease);
-        match &job.wish {
-            LeaseWish::Release => self.cards.release(addr, life, lease, RELEASE_LIMIT),
-            LeaseWish::Renew {
-                extension,
-                told_end,
-            } => {
-                let left = self
-                    .cards
-                    .renew(addr, life, lease, *extension, RELEASE_LIMIT)?;
-                // Counted from when it was asked: rather too early than too late.
-                *told_end.lock() = Some(left.map_or(MonoTime::ZERO, |left| now + left));
-                Ok(())
-            }
         }
     }
 }
@@ -497,7 +444,9 @@ impl<T: Transport> Meeting<T> {
             match agent {
                 Ok(agent) => agents.push(agent),
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "no agent for a helper lane");
+                    if let Some(times) = UNWIDENED.line() {
+                        tracing::warn!(%peer, %error, times, "no agent for a helper lane");
+                    }
                     break;
                 }
             }
@@ -547,9 +496,11 @@ impl<T: Transport> Meeting<T> {
                 until,
             )
             .map_err(ConnectError::Transport)?;
-        tracing::info!(
-            engine = %card.engine_id, incarnation = %card.incarnation, %peer, "met a peer"
-        );
+        if let Some(meetings) = MET.line() {
+            tracing::info!(
+                engine = %card.engine_id, incarnation = %card.incarnation, %peer, meetings, "met a peer"
+            );
+        }
         Ok(Met::Link(Box::new(Link {
             id,
             engine: card.engine_id,

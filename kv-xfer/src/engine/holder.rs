@@ -23,7 +23,7 @@ use crate::lease::{
     EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
 };
 use crate::memory::ControlWords;
-use crate::telemetry::EngineStats;
+use crate::telemetry::{EngineStats, Storm};
 use crate::transport::Agent;
 
 /// How far a vLLM heartbeat extends a lease: two thirds of its 30 s lease.
@@ -40,6 +40,9 @@ const AT_ONCE: usize = 256;
 
 /// Time that the thread is given to end: destroying an agent takes some 0.2 s at most.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+static UNTAKEN: Storm = Storm::new();
+static UNRETIRED: Storm = Storm::new();
 
 /// Leases and their words, shared by the engine's callers, its side channel and its thread.
 pub(crate) struct Holder {
@@ -204,7 +207,9 @@ impl Holder {
                 }
                 Err(failed) => {
                     // Its word could not be advanced, so its blocks are never given back.
-                    tracing::error!(error = %failed.error, "a lease could not be retired, its blocks are lost");
+                    if let Some(failures) = UNRETIRED.line() {
+                        tracing::error!(error = %failed.error, failures, "a lease could not be retired, its blocks are lost");
+                    }
                 }
             }
         }
@@ -252,7 +257,9 @@ impl Holder {
     fn take_notices(&self, agent: &mut impl Agent, inbox: &mut Vec<(AgentName, Vec<u8>)>) -> usize {
         inbox.clear();
         if let Err(error) = agent.notifications(inbox) {
-            tracing::warn!(%error, "notices could not be taken");
+            if let Some(failures) = UNTAKEN.line() {
+                tracing::warn!(%error, failures, "notices could not be taken");
+            }
         }
         let count = inbox.len();
         for (sender, message) in inbox.drain(..) {
