@@ -8,7 +8,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Mutations of each target, and in the long mode, `KVX_LONG=1`.
-const MUTATIONS: (u64, u64) = (4000, 400_000);
+const MUTATIONS: (u64, u64) = (20_000, 400_000);
 /// Bytes that decoders look at.
 const TELLING: &[u8] = &[
     0, 1, 0x7f, 0x80, 0xff, b'"', b'{', b'[', b':', b',', 0xc4, 0xc6, 0xdd, 0xdf,
