@@ -50,7 +50,8 @@ Exit status:
   3    something is missing on this machine, such as NIXL
   130  interrupted
 
-Logs go to stderr; KVX_LOG=debug shows more of them.";
+Logs go to stderr; KVX_LOG=debug shows more of them.
+Engines have the cluster key of KVX_CLUSTER_KEY, or of the file that KVX_CLUSTER_KEY_FILE names.";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]

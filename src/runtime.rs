@@ -5,6 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kv_xfer::descriptor::{ClusterKey, KeyError};
 use kv_xfer::fabric::Unmet;
 use kv_xfer::transport::TransportError;
 use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
@@ -70,6 +71,18 @@ pub enum OpenError {
     /// It has no such backend.
     #[error(transparent)]
     Backend(#[from] TransportError),
+    /// The environment's cluster key is none.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+}
+
+/// The cluster key of every engine that the tool starts: from `KVX_CLUSTER_KEY` or the file that
+/// `KVX_CLUSTER_KEY_FILE` names; never from the command line, which every user of a machine can see.
+///
+/// # Errors
+/// [`OpenError::Key`].
+pub fn cluster_key() -> Result<Option<ClusterKey>, OpenError> {
+    Ok(ClusterKey::from_env()?)
 }
 
 /// Finds and loads the library, for a backend.

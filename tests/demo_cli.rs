@@ -227,6 +227,28 @@ fn without_nixl_it_says_where_it_looked_and_what_helps() {
 }
 
 #[test]
+fn the_processes_have_the_environments_cluster_key() {
+    if skipped("the_processes_have_the_environments_cluster_key") {
+        return;
+    }
+    let demo = |secret: &str| {
+        kvx(&["demo", "--turns", "1", "--json"])
+            .env("KVX_CLUSTER_KEY", secret)
+            .output()
+            .unwrap()
+    };
+    let output = demo("of-the-demo-0123456789");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ok"], true, "{report:#}");
+    let output = demo("short");
+    assert_eq!(output.status.code(), Some(3));
+    let said = text(&output.stderr);
+    assert!(said.contains("at least 16"), "{said}");
+    assert!(!said.contains("short\n"), "the secret is not shown: {said}");
+}
+
+#[test]
 fn a_backend_that_cannot_start_is_an_environment_error() {
     if skipped("a_backend_that_cannot_start_is_an_environment_error") {
         return;

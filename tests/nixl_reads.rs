@@ -86,7 +86,7 @@ fn a_partial_last_block_is_not_offered() {
     assert_clean(&reader);
 }
 
-over!(a_lease_that_ends_during_the_read_never_lands_changed_bytes: shm, tcp);
+over!(a_lease_that_ends_during_the_read_never_lands_changed_bytes: shm, tcp, net);
 fn a_lease_that_ends_during_the_read_never_lands_changed_bytes() {
     const BLOCKS: u32 = 512;
     const ROUNDS: u32 = 60;

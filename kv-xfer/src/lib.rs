@@ -26,6 +26,7 @@ pub mod peer;
 pub mod plan;
 pub mod policy;
 pub mod side_channel;
+mod sync;
 pub mod telemetry;
 pub mod transport;
 pub mod world;

@@ -67,7 +67,8 @@ impl Bare {
         pool: &Arc<KvPool>,
         address: &PeerAddr,
     ) -> Result<(Self, Meeting), BenchError> {
-        let config = EngineConfig::new(EngineId::new(name)?, "bench");
+        let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
+        config.cluster_key = crate::runtime::cluster_key()?;
         let cards = SideChannelCards::new(&config, pool.layout(), Arc::new(SystemClock));
         let mut meeting = Meeting::default();
         let mut last = Instant::now();

@@ -22,7 +22,7 @@ use thiserror::Error;
 use super::pattern;
 use super::proto::Shape;
 use crate::proc::ProcError;
-use crate::runtime::OpenError;
+use crate::runtime::{self, OpenError};
 
 /// Tokens of a block, in every shape.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -217,6 +217,7 @@ pub fn start(
 ) -> Result<Engine, BenchError> {
     let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
     config.require = crate::require::required();
+    config.cluster_key = runtime::cluster_key()?;
     configure(&mut config);
     Ok(Engine::start(
         config,

@@ -133,6 +133,7 @@ impl Side {
         let mut config = EngineConfig::new(EngineId::new(name)?, setup.model.as_str());
         config.tp_size = setup.tp;
         config.require = require::required();
+        config.cluster_key = crate::runtime::cluster_key()?;
         if serve {
             config.holder.bind = Some(([127, 0, 0, 1], 0).into());
         }

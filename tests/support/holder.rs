@@ -1,6 +1,7 @@
 //! An engine in a process of its own that leases blocks, and the lines that are said to it.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -11,8 +12,10 @@ use kv_xfer::ids::{BlockId, LeaseId, RequestId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::content::{BLOCK_TOKENS, Shape, fill, hashes, pool};
-use super::{BODY, LIMIT, config, die_with_parent, open, this_binary};
+use super::content::{BLOCK_TOKENS, Shape, fill, hashes};
+use super::net::{HOLDER, Net, READER};
+use super::vanishing::vanishing_pool;
+use super::{BODY, LIMIT, config, die_with_parent, open, this_binary_on};
 
 /// What a holder process is to be. It travels in the environment.
 const SPEC: &str = "KVX_TEST_HOLDER";
@@ -26,6 +29,8 @@ pub struct HolderSpec {
     pub port: u16,
     pub shape: Shape,
     pub blocks: u32,
+    /// Which machine of the test's network it is on, where there is one.
+    pub machine: u8,
 }
 
 impl HolderSpec {
@@ -35,7 +40,13 @@ impl HolderSpec {
             port: 0,
             shape,
             blocks,
+            machine: HOLDER,
         }
+    }
+
+    pub fn on(mut self, machine: u8) -> Self {
+        self.machine = machine;
+        self
     }
 
     pub fn named(mut self, engine: &str) -> Self {
@@ -59,6 +70,8 @@ enum Ask {
         after_us: u64,
         generation: u16,
     },
+    /// Unmap the pool's memory, as an owner that breaks its word might.
+    Unmap,
     /// What has come back so far.
     Freed,
     /// Leases that hold, and notices that came.
@@ -102,7 +115,9 @@ pub struct Holder {
 impl Holder {
     /// Starts a holder. The caller's thread must outlive it.
     pub fn start(spec: &HolderSpec) -> Self {
-        let mut child = this_binary("holder_process")
+        let net = Net::current();
+        let place = net.as_ref().map(|net| (net, spec.machine));
+        let mut child = this_binary_on(place, "holder_process")
             .arg("--ignored")
             .env(SPEC, serde_json::to_string(spec).unwrap())
             .env_remove(BODY)
@@ -204,6 +219,12 @@ impl Holder {
             panic!("the holder does not revoke");
         };
         held
+    }
+
+    /// Has it unmap its memory. It may die of that before it has answered.
+    pub fn unmap(&mut self) {
+        self.say(&Ask::Unmap);
+        let _ = self.lines.recv_timeout(LIMIT);
     }
 
     /// What has come back since the last time it was asked.
@@ -310,8 +331,13 @@ pub fn serve_holder() {
     die_with_parent();
     let spec: HolderSpec = serde_json::from_str(&spec).unwrap();
     let mut config = config(&spec.engine);
-    config.holder.bind = Some(([127, 0, 0, 1], spec.port).into());
-    let engine = Engine::start(config, pool(spec.shape, spec.blocks), open()).unwrap();
+    let host = match Net::current() {
+        Some(_) => Net::address(spec.machine),
+        None => Ipv4Addr::LOCALHOST,
+    };
+    config.holder.bind = Some((host, spec.port).into());
+    let (pool, memory) = vanishing_pool(spec.shape, spec.blocks);
+    let engine = Engine::start(config, pool, open()).unwrap();
     answer(&Answer::Ready {
         port: engine.side_channel().unwrap().port(),
     });
@@ -319,6 +345,9 @@ pub fn serve_holder() {
         let ask = serde_json::from_str(&line.unwrap()).unwrap();
         if matches!(ask, Ask::Leave) {
             break;
+        }
+        if matches!(ask, Ask::Unmap) {
+            memory.unmap();
         }
         answer(&obey(&engine, ask));
     }
@@ -336,7 +365,8 @@ impl ReadingProcess {
     pub fn start(shape: Shape, lent: &Lent) -> Self {
         let params = lent.remote.to_json_string(BlockIdsJson::Omitted);
         let spec = serde_json::to_string(&(shape, params)).unwrap();
-        let child = this_binary("reader_process")
+        let net = Net::current();
+        let child = this_binary_on(net.as_ref().map(|net| (net, READER)), "reader_process")
             .arg("--ignored")
             .env(VICTIM, spec)
             .env_remove(BODY)
@@ -441,6 +471,10 @@ fn obey(engine: &Engine, ask: Ask) -> Answer {
             }
             Answer::Revoked { held }
         }
+        Ask::Unmap => Answer::Counts {
+            leases: 0,
+            notices: 0,
+        },
         Ask::Freed => {
             let freed = engine.freed().try_iter().map(|freed| Freed {
                 lease: freed.lease.0,

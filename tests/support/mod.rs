@@ -7,6 +7,8 @@
 
 mod content;
 mod holder;
+mod net;
+mod vanishing;
 
 use std::fmt::Debug;
 use std::io::{Read, Seek, Write};
@@ -26,11 +28,14 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 pub use content::{Shape, fill_owned, hashes, pool, shuffled, wrong_words};
 pub use holder::{Holder, HolderSpec, Lent, ReadingProcess, read_without_end, serve_holder};
+pub use net::{HOLDER, Net, OTHER, Outage, READER};
 
 /// No wait in a test is longer.
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// No test process lives longer.
 const PROCESS_LIMIT: Duration = Duration::from_secs(120);
+/// Nor in the long mode.
+const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Names the test whose body a process is to run.
 const BODY: &str = "KVX_TEST_BODY";
 /// Tells a process whose child it is.
@@ -58,7 +63,7 @@ pub(crate) use over;
 fn variables(carrier: &str) -> &'static [(&'static str, &'static str)] {
     match carrier {
         "shm" => &[],
-        "tcp" => &[("UCX_TLS", "tcp,self")],
+        "tcp" | "net" => &[("UCX_TLS", "tcp,self")],
         // InfiniBand only, on a machine without.
         "rc" => &[("UCX_TLS", "rc")],
         other => panic!("no carrier {other}"),
@@ -73,11 +78,17 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
         return finished();
     }
     if let Err(missing) = runtime::resolve() {
-        eprintln!("skipped: {missing}");
-        return;
+        return skipped(test, missing);
     }
+    let net = match carrier {
+        "net" => match Net::build(test) {
+            Ok(net) => Some(net),
+            Err(why) => return skipped(test, why),
+        },
+        _ => None,
+    };
     let mut log = tempfile::tempfile().unwrap();
-    let mut command = this_binary(test);
+    let mut command = this_binary_on(net.as_ref().map(|net| (&net.0, READER)), test);
     command
         .env(BODY, test)
         .env("UCX_LOG_LEVEL", "info")
@@ -89,7 +100,8 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
         command.env(variable.name, variable.value);
     }
     let mut child = command.spawn().unwrap();
-    let until = Instant::now() + PROCESS_LIMIT;
+    let limit = if long() { LONG_LIMIT } else { PROCESS_LIMIT };
+    let until = Instant::now() + limit;
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break Some(status),
@@ -112,17 +124,18 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
     let status = status.unwrap_or_else(|| panic!("{test} did not end; it said:\n{said_by_us}"));
     assert!(status.success(), "{test}: {status}; it said:\n{said_by_us}");
     assert!(said.contains(FINISHED), "{test} ran no body:\n{said_by_us}");
-    for line in said_by_us
-        .lines()
-        .filter(|line| line.starts_with("shown: "))
-    {
-        eprintln!("{test}: {line}");
+    for line in said_by_us.lines() {
+        if let Some(why) = line.strip_prefix("skipped: ") {
+            skipped(test, why);
+        } else if line.starts_with("shown: ") {
+            eprintln!("{test}: {line}");
+        }
     }
     let carried = kv_xfer::fabric::UcxLanes::parse(&said).carrier();
     eprintln!("{test}: carried by {carried}");
     match carrier {
         "shm" => assert!(["cma", "unknown"].contains(&carried.as_str()), "{carried}"),
-        "tcp" => assert!(
+        "tcp" | "net" => assert!(
             ["tcp (emulated)", "unknown"].contains(&carried.as_str()),
             "{carried}"
         ),
@@ -136,9 +149,24 @@ pub fn finished() {
     std::io::stdout().flush().unwrap();
 }
 
-/// This test binary, to run one of its tests.
-fn this_binary(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+/// Says why a test, or a part of it, does not run.
+pub fn skipped(test: &str, why: impl std::fmt::Display) {
+    // Not `eprintln!`, which the test harness swallows.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+}
+
+/// Whether the tests that count are to count far: `KVX_LONG=1`.
+pub fn long() -> bool {
+    std::env::var("KVX_LONG").is_ok_and(|value| value == "1")
+}
+
+/// This test binary, to run one of its tests, here or on a machine of a network.
+fn this_binary_on(place: Option<(&Net, u8)>, test: &str) -> Command {
+    let program = std::env::current_exe().unwrap();
+    let mut command = match place {
+        Some((net, machine)) => net.command(machine, &program),
+        None => Command::new(program),
+    };
     command
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(PARENT, std::process::id().to_string());
@@ -160,6 +188,9 @@ pub fn open() -> Arc<NixlTransport> {
 pub fn config(name: &str) -> EngineConfig {
     let mut config = EngineConfig::new(EngineId::new(name).unwrap(), "test");
     config.holder.max_leases = 1024;
+    if Net::current().is_some() {
+        config.dial = config.dial.with_network(net::NETWORK.parse().unwrap());
+    }
     config
 }
 

@@ -31,7 +31,7 @@ mod wire;
 
 pub use host::{Host, HostError};
 pub use json::{BlockIdsJson, DescriptorError, Miss, Params, TICKET_KEY};
-pub use key::{ClusterKey, KeyError, MIN_SECRET_BYTES};
+pub use key::{ClusterKey, KEY_FILE_VARIABLE, KEY_VARIABLE, KeyError, MIN_SECRET_BYTES};
 pub use limits::DescriptorLimits;
 pub use remote::{RemoteBlocks, TransferMode};
 pub use runs::{BlockRun, BlockRuns, Step};

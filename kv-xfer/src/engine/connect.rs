@@ -28,7 +28,11 @@ use crate::layout::{
 use crate::memory::{ControlWords, KvPool};
 use crate::peer::{Card, CardError, ClockOffset, PeerAddr, PeerKey};
 use crate::side_channel::SideChannelError;
+use crate::telemetry::Storm;
 use crate::transport::{Agent, AgentRole, Descriptor, Transport, TransportError};
+
+static UNWIDENED: Storm = Storm::new();
+static MET: Storm = Storm::new();
 
 /// Why a peer could not be met.
 #[derive(Debug, Clone, Error)]
@@ -318,7 +322,9 @@ impl<T: Transport> Meeting<T> {
             match agent {
                 Ok(agent) => agents.push(agent),
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "no agent for a helper lane");
+                    if let Some(times) = UNWIDENED.line() {
+                        tracing::warn!(%peer, %error, times, "no agent for a helper lane");
+                    }
                     break;
                 }
             }
@@ -360,10 +366,12 @@ impl<T: Transport> Meeting<T> {
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let name = self.local.agent_name(&format!("read-{id}"))?;
         let (agent, fabric) = self.open_proved(&name, &card, until)?;
-        tracing::info!(
-            engine = %card.engine_id, incarnation = %card.incarnation, %peer, carried_by = %fabric,
-            "met a peer"
-        );
+        if let Some(meetings) = MET.line() {
+            tracing::info!(
+                engine = %card.engine_id, incarnation = %card.incarnation, %peer, meetings,
+                carried_by = %fabric, "met a peer"
+            );
+        }
         Ok(Met::Link(Box::new(Link {
             id,
             engine: card.engine_id,

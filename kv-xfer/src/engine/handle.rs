@@ -9,15 +9,15 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
+use super::completion::{Abandoned, Completion};
 use super::error::ReadError;
 use crate::fabric::PeerFabric;
 use crate::memory::OwnedBlocks;
+use crate::telemetry::Storm;
 
 /// Names a read within its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,52 +98,40 @@ impl std::error::Error for ReadFailure {
 /// How a read ended.
 pub type ReadOutcome = Result<Landed, ReadFailure>;
 
-#[derive(Debug)]
-enum Cell {
-    Running(Option<Waker>),
-    Finished(Box<ReadOutcome>),
-    Taken,
-}
+static PANICS: Storm = Storm::new();
 
 /// What handle and driver share. Written once by the driver, taken once by the handle.
 #[derive(Debug)]
 pub(crate) struct ReadShared {
-    cell: Mutex<Cell>,
-    ended: Condvar,
+    completion: Completion<ReadOutcome>,
     layers_ready: AtomicU32,
-    cancelled: AtomicBool,
 }
 
 impl ReadShared {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            cell: Mutex::new(Cell::Running(None)),
-            ended: Condvar::new(),
+            completion: Completion::new(),
             layers_ready: AtomicU32::new(0),
-            cancelled: AtomicBool::new(false),
         })
     }
 
     /// Delivers the outcome. Gives it back when nobody will ever take it, or when there already is
     /// one: a read has exactly one terminal event.
     pub(crate) fn finish(&self, outcome: ReadOutcome) -> Option<ReadOutcome> {
-        let mut cell = self.cell.lock();
-        match &mut *cell {
-            Cell::Running(waker) => {
-                let waker = waker.take();
-                *cell = Cell::Finished(Box::new(outcome));
-                drop(cell);
-                self.ended.notify_all();
+        match self.completion.finish(outcome) {
+            Ok(waker) => {
                 if let Some(waker) = waker {
                     // The caller's code, on the driver's thread: its panic must not end the driver.
                     let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-                    if woken.is_err() {
-                        tracing::error!("the waker of a read panicked");
+                    if woken.is_err()
+                        && let Some(panics) = PANICS.line()
+                    {
+                        tracing::error!(panics, "the waker of a read panicked");
                     }
                 }
                 None
             }
-            Cell::Finished(_) | Cell::Taken => Some(outcome),
+            Err(outcome) => Some(outcome),
         }
     }
 
@@ -152,25 +140,7 @@ impl ReadShared {
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
-    }
-
-    fn take(&self) -> Option<ReadOutcome> {
-        let mut cell = self.cell.lock();
-        match std::mem::replace(&mut *cell, Cell::Taken) {
-            Cell::Finished(outcome) => Some(*outcome),
-            running @ Cell::Running(_) => {
-                *cell = running;
-                None
-            }
-            Cell::Taken => None,
-        }
-    }
-
-    /// The handle is gone: from here on `finish` gives outcomes back to the driver.
-    fn abandon(&self) -> Cell {
-        self.cancelled.store(true, Ordering::Release);
-        std::mem::replace(&mut *self.cell.lock(), Cell::Taken)
+        self.completion.is_cancelled()
     }
 }
 
@@ -222,36 +192,22 @@ impl ReadHandle {
     /// Asks for the read to end early. It still has one outcome: [`ReadError::Cancelled`], or
     /// whatever came first.
     pub fn cancel(&self) {
-        self.shared.cancelled.store(true, Ordering::Release);
+        self.shared.completion.cancel();
         self.owner.cancelled(self.id);
     }
 
     /// Blocks until the read has ended.
     pub fn wait(self) -> ReadOutcome {
-        let mut cell = self.shared.cell.lock();
-        while matches!(&*cell, Cell::Running(_)) {
-            self.shared.ended.wait(&mut cell);
-        }
-        drop(cell);
-        self.shared.take().unwrap_or_else(Self::taken)
+        self.shared.completion.wait(None);
+        self.shared.completion.take().unwrap_or_else(Self::taken)
     }
 
     /// Blocks until the read has ended or `limit` has passed; the outcome is given once.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<ReadOutcome> {
-        let until = Instant::now().checked_add(limit);
-        let mut cell = self.shared.cell.lock();
-        while matches!(&*cell, Cell::Running(_)) {
-            match until {
-                Some(until) => {
-                    if self.shared.ended.wait_until(&mut cell, until).timed_out() {
-                        break;
-                    }
-                }
-                None => self.shared.ended.wait(&mut cell),
-            }
-        }
-        drop(cell);
-        self.shared.take()
+        self.shared
+            .completion
+            .wait(Instant::now().checked_add(limit));
+        self.shared.completion.take()
     }
 
     /// An outcome is given once; whoever asks again gets an error instead of a hang.
@@ -267,29 +223,20 @@ impl Future for ReadHandle {
     type Output = ReadOutcome;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReadOutcome> {
-        // The caller's code (cloning and dropping wakers) runs without the lock.
+        // The caller's code (cloning wakers) runs without the lock.
         let fresh = context.waker().clone();
-        let mut cell = self.shared.cell.lock();
-        match &mut *cell {
-            Cell::Running(waker) => {
-                let known = waker.replace(fresh);
-                drop(cell);
-                drop(known);
-                Poll::Pending
-            }
-            Cell::Finished(_) | Cell::Taken => {
-                drop(cell);
-                Poll::Ready(self.shared.take().unwrap_or_else(Self::taken))
-            }
-        }
+        self.shared
+            .completion
+            .poll(fresh)
+            .map(|outcome| outcome.unwrap_or_else(Self::taken))
     }
 }
 
 impl Drop for ReadHandle {
     fn drop(&mut self) {
-        match self.shared.abandon() {
-            Cell::Running(_) => self.owner.cancelled(self.id),
-            Cell::Finished(outcome) => match *outcome {
+        match self.shared.completion.abandon() {
+            Abandoned::Running => self.owner.cancelled(self.id),
+            Abandoned::Finished(outcome) => match *outcome {
                 Ok(Landed { blocks, .. })
                 | Err(ReadFailure {
                     blocks: FailedBlocks::Returned(blocks),
@@ -299,7 +246,7 @@ impl Drop for ReadHandle {
                 }
                 Err(_) => {}
             },
-            Cell::Taken => {}
+            Abandoned::Taken => {}
         }
     }
 }
@@ -308,6 +255,7 @@ impl Drop for ReadHandle {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
+    use std::task::Waker;
 
     #[derive(Default)]
     struct Owner(AtomicUsize);

@@ -17,12 +17,13 @@ use super::config::HolderConfig;
 use super::notice::Notice;
 use super::threads::{join_by, until};
 use crate::clock::{Clock, MonoTime};
+use crate::descriptor::ClusterKey;
 use crate::ids::{AgentName, Incarnation, LeaseId, LeaseWord};
 use crate::lease::{
     EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
 };
 use crate::memory::ControlWords;
-use crate::telemetry::EngineStats;
+use crate::telemetry::{EngineStats, Storm};
 use crate::transport::Agent;
 
 /// How far a vLLM heartbeat extends a lease: two thirds of its 30 s lease.
@@ -40,12 +41,16 @@ const AT_ONCE: usize = 256;
 /// Time that the thread is given to end: destroying an agent takes some 0.2 s at most.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(2);
 
+static UNTAKEN: Storm = Storm::new();
+static UNRETIRED: Storm = Storm::new();
+
 /// Leases and their words, shared by the engine's callers, its side channel and its thread.
 pub(crate) struct Holder {
     table: Mutex<LeaseTable>,
     words: Arc<dyn ControlWords>,
     clock: Arc<dyn Clock>,
     incarnation: Incarnation,
+    key: Option<ClusterKey>,
     freed: Sender<FreedBlocks>,
     /// Wakes the thread, which sleeps for long while nothing is leased.
     nudge: Sender<()>,
@@ -76,11 +81,18 @@ impl Holder {
             words,
             clock,
             incarnation,
+            key: None,
             freed,
             nudge,
             stopping: AtomicBool::new(false),
             stats,
         }
+    }
+
+    /// Takes only notices that were signed with the key, if there is one.
+    pub(crate) fn keyed(mut self, key: Option<ClusterKey>) -> Self {
+        self.key = key;
+        self
     }
 
     pub(crate) fn grant(&self, new: NewLease) -> Result<Grant, GrantRefused> {
@@ -207,7 +219,9 @@ impl Holder {
                 }
                 Err(failed) => {
                     // Its word could not be advanced, so its blocks are never given back.
-                    tracing::error!(error = %failed.error, "a lease could not be retired, its blocks are lost");
+                    if let Some(failures) = UNRETIRED.line() {
+                        tracing::error!(error = %failed.error, failures, "a lease could not be retired, its blocks are lost");
+                    }
                 }
             }
         }
@@ -255,12 +269,14 @@ impl Holder {
     fn take_notices(&self, agent: &mut impl Agent, inbox: &mut Vec<(AgentName, Vec<u8>)>) -> usize {
         inbox.clear();
         if let Err(error) = agent.notifications(inbox) {
-            tracing::warn!(%error, "notices could not be taken");
+            if let Some(failures) = UNTAKEN.line() {
+                tracing::warn!(%error, failures, "notices could not be taken");
+            }
         }
         let count = inbox.len();
         for (sender, message) in inbox.drain(..) {
             self.stats.notices.fetch_add(1, Ordering::Relaxed);
-            match Notice::decode(&message) {
+            match Notice::decode(&message, self.key.as_ref()) {
                 Ok(notice) => self.on_notice(notice),
                 Err(error) => {
                     self.stats.notices_malformed.fetch_add(1, Ordering::Relaxed);

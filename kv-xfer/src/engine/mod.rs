@@ -8,6 +8,7 @@
 
 mod cards;
 mod clocks;
+mod completion;
 mod config;
 mod connect;
 mod driver;
@@ -15,6 +16,7 @@ mod error;
 mod handle;
 mod holder;
 mod lane;
+mod lease_care;
 mod link;
 mod notice;
 mod offer;

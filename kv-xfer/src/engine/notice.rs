@@ -1,15 +1,20 @@
 //! The short messages that a reader sends to a holder on the data plane.
 //!
-//! Ours name lease and word, so that a late or doubled release can never end another lease. vLLM's
-//! (`{request}:{count}` and `HB:{request},…`) are understood as well.
+//! Ours name lease and word, so that a late or doubled release can never end another lease: to say it
+//! again does nothing, so no replay has to be kept out. vLLM's (`{request}:{count}` and
+//! `HB:{request},…`) are understood as well. Where a cluster key is set, a release carries a MAC, and
+//! vLLM's, which anybody could write, are refused.
 #![forbid(unsafe_code)]
 
 use thiserror::Error;
 
+use crate::descriptor::ClusterKey;
 use crate::ids::{Incarnation, LeaseId, LeaseWord, RequestId};
 
 /// Longest message that is looked at. vLLM's heartbeats list request ids; 64 KiB are some 900 of them.
 pub const MAX_NOTICE_BYTES: usize = 64 << 10;
+
+const MAC_PURPOSE: &str = "kv-xfer 2026 release notice v1";
 
 const RELEASE: &str = "KVX1:release:";
 const HEARTBEAT: &str = "HB:";
@@ -57,18 +62,31 @@ pub enum NoticeError {
     /// A known form with a part that does not parse.
     #[error("the notice's {0} is malformed")]
     Malformed(&'static str),
+    /// A cluster key is set, and the notice was not made with it.
+    #[error("the notice carries no valid MAC; set the same cluster key on both engines")]
+    Mac,
 }
 
 impl Notice {
-    /// The bytes that travel.
+    /// The bytes that travel. With a key, a release is signed.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self, key: Option<&ClusterKey>) -> Vec<u8> {
         match self {
             Self::Release {
                 incarnation,
                 lease,
                 word,
-            } => format!("{RELEASE}{incarnation}:{}:{:016x}", lease.0, word.0).into_bytes(),
+            } => {
+                let text = format!("{RELEASE}{incarnation}:{}:{:016x}", lease.0, word.0);
+                match key {
+                    Some(key) => {
+                        let tag =
+                            blake3::Hash::from_bytes(key.tag(MAC_PURPOSE, &[text.as_bytes()]));
+                        format!("{text}:{tag}").into_bytes()
+                    }
+                    None => text.into_bytes(),
+                }
+            }
             Self::RequestDone { request, ranks } => format!("{request}:{ranks}").into_bytes(),
             Self::Heartbeat { requests } => {
                 let ids: Vec<&str> = requests.iter().map(RequestId::as_str).collect();
@@ -77,17 +95,21 @@ impl Notice {
         }
     }
 
-    /// Reads a message; any bytes give a value or an error.
+    /// Reads a message; any bytes give a value or an error. With a key, only what was signed with it
+    /// is a value; without one, a signature is not looked at.
     ///
     /// # Errors
     /// [`NoticeError`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, NoticeError> {
+    pub fn decode(bytes: &[u8], key: Option<&ClusterKey>) -> Result<Self, NoticeError> {
         if bytes.len() > MAX_NOTICE_BYTES {
             return Err(NoticeError::TooLong(bytes.len()));
         }
         let text = std::str::from_utf8(bytes).map_err(|_| NoticeError::NotText)?;
         if let Some(rest) = text.strip_prefix(RELEASE) {
-            return Self::decode_release(rest);
+            return Self::decode_release(rest, key);
+        }
+        if key.is_some() {
+            return Err(NoticeError::Mac);
         }
         if let Some(rest) = text.strip_prefix(HEARTBEAT) {
             let requests = rest
@@ -106,7 +128,7 @@ impl Notice {
         Ok(Self::RequestDone { request, ranks })
     }
 
-    fn decode_release(rest: &str) -> Result<Self, NoticeError> {
+    fn decode_release(rest: &str, key: Option<&ClusterKey>) -> Result<Self, NoticeError> {
         let mut parts = rest.split(':');
         let incarnation = parts
             .next()
@@ -120,15 +142,32 @@ impl Notice {
             .next()
             .and_then(hex)
             .ok_or(NoticeError::Malformed("lease word"))?;
+        let tag = match parts.next() {
+            Some(tag) => Some(tag_of(tag).ok_or(NoticeError::Malformed("MAC"))?),
+            None => None,
+        };
         if parts.next().is_some() {
             return Err(NoticeError::Malformed("end"));
         }
-        Ok(Self::Release {
+        let release = Self::Release {
             incarnation: Incarnation(incarnation),
             lease: LeaseId(lease),
             word: LeaseWord(word),
-        })
+        };
+        if let Some(key) = key {
+            // What is signed is the text without the tag, which has one form only.
+            let text = release.encode(None);
+            if !tag.is_some_and(|tag| key.verify(MAC_PURPOSE, &[&text], &tag)) {
+                return Err(NoticeError::Mac);
+            }
+        }
+        Ok(release)
     }
+}
+
+/// Exactly 64 hex digits.
+fn tag_of(text: &str) -> Option<[u8; 32]> {
+    blake3::Hash::from_hex(text).ok().map(Into::into)
 }
 
 /// Exactly sixteen lower-case hex digits: one text per number.
@@ -145,11 +184,10 @@ fn hex(text: &str) -> Option<u64> {
 }
 
 fn decimal(text: &str) -> Option<u64> {
-    if text.bytes().all(|b| b.is_ascii_digit()) {
-        text.parse().ok()
-    } else {
-        None
-    }
+    // One text per number.
+    let canonical =
+        text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    if canonical { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -174,14 +212,41 @@ mod tests {
             },
         ];
         for notice in notices {
-            assert_eq!(Notice::decode(&notice.encode()), Ok(notice));
+            assert_eq!(Notice::decode(&notice.encode(None), None), Ok(notice));
+        }
+    }
+
+    #[test]
+    fn with_a_key_only_signed_releases_count() {
+        let key = ClusterKey::from_secret(b"0123456789abcdef").unwrap();
+        let other = ClusterKey::from_secret(b"0123456789abcdeg").unwrap();
+        let release = |lease| Notice::Release {
+            incarnation: Incarnation(1),
+            lease: LeaseId(lease),
+            word: LeaseWord(9),
+        };
+        let signed = release(7).encode(Some(&key));
+        assert_eq!(Notice::decode(&signed, Some(&key)), Ok(release(7)));
+        assert_eq!(Notice::decode(&signed, None), Ok(release(7)));
+        for forged in [
+            release(7).encode(None),
+            release(7).encode(Some(&other)),
+            b"chatcmpl-x:1".to_vec(),
+            b"HB:chatcmpl-x".to_vec(),
+        ] {
+            assert_eq!(Notice::decode(&forged, Some(&key)), Err(NoticeError::Mac));
+        }
+        for at in 0..signed.len() {
+            let mut bad = signed.clone();
+            bad[at] ^= 1;
+            assert!(Notice::decode(&bad, Some(&key)).is_err(), "byte {at}");
         }
     }
 
     #[test]
     fn vllm_text_is_split_at_the_last_colon() {
         assert_eq!(
-            Notice::decode(b"chatcmpl-x:y:2"),
+            Notice::decode(b"chatcmpl-x:y:2", None),
             Ok(Notice::RequestDone {
                 request: RequestId::new("chatcmpl-x:y").unwrap(),
                 ranks: 2
@@ -205,16 +270,16 @@ mod tests {
             b"KVX1:release:0000000000000001:2:0000000000000003:4",
             b"HB:\x01",
         ] {
-            assert!(Notice::decode(bad).is_err(), "{bad:?}");
+            assert!(Notice::decode(bad, None).is_err(), "{bad:?}");
         }
-        assert!(Notice::decode(&vec![b'a'; MAX_NOTICE_BYTES + 1]).is_err());
+        assert!(Notice::decode(&vec![b'a'; MAX_NOTICE_BYTES + 1], None).is_err());
     }
 
     proptest! {
         #[test]
         fn any_bytes_give_a_value_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(notice) = Notice::decode(&bytes) {
-                prop_assert_eq!(Notice::decode(&notice.encode()), Ok(notice));
+            if let Ok(notice) = Notice::decode(&bytes, None) {
+                prop_assert_eq!(Notice::decode(&notice.encode(None), None), Ok(notice));
             }
         }
     }

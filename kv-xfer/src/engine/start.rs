@@ -152,7 +152,7 @@ impl<T: Transport> Parts<T> {
         )?;
         agent.register(&[words.region()], Arc::new(Arc::clone(&words)))?;
         let metadata = agent.metadata()?;
-        let holder = Arc::new(Holder::new(
+        let holder = Holder::new(
             table,
             Arc::clone(&words),
             Arc::clone(&clock),
@@ -160,7 +160,8 @@ impl<T: Transport> Parts<T> {
             freed_tx,
             nudge,
             Arc::clone(&stats),
-        ));
+        );
+        let holder = Arc::new(holder.keyed(config.cluster_key.clone()));
         let card = cards::own_card(&config, incarnation, &pool, name, metadata, words.region());
         let (answers, serving) = match config.holder.bind {
             Some(bind) => {
@@ -234,6 +235,7 @@ impl<T: Transport> Parts<T> {
         };
         let driver = Driver::<T>::new(
             config.reader.clone(),
+            config.cluster_key.clone(),
             Arc::clone(&clock),
             Arc::clone(&pool),
             landing,

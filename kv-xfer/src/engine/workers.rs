@@ -2,7 +2,6 @@
 //! channel, and the one that destroys agents.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -11,22 +10,17 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use super::config::ReaderConfig;
-use super::connect::{CardSource, ConnectError, Errand, LocalSide, Meeting};
-use super::driver::{Event, LeaseJob, LeaseWish};
+use super::connect::{CardSource, Errand, LocalSide, Meeting};
+use super::driver::{Event, LeaseJob};
+use super::lease_care::LeaseCare;
 use super::threads::join_by;
-use crate::clock::{Clock, MonoTime};
+use crate::clock::Clock;
 use crate::ids::WordSlot;
-use crate::peer::PeerKey;
 use crate::transport::{Agent, Transport};
 
-/// Time for one release over the side channel. A holder that does not answer by then is left to end
-/// the lease by its time.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// How often, a millisecond apart, an agent is let make progress before it is destroyed, so that a
 /// notice which was just given to it leaves.
 const FLUSH_TRIES: u32 = 10;
-/// For how long a holder that did not answer is not asked again, so that it does not hold up others.
-const SILENT_FOR: Duration = Duration::from_secs(5);
 
 /// An agent to destroy, with what it still had in flight.
 pub(crate) struct Teardown<A: Agent> {
@@ -90,12 +84,7 @@ impl<T: Transport> Works<T> {
 
     /// The one that cares for leases.
     pub(super) fn care(&self, stopping: Arc<AtomicBool>) -> LeaseCare {
-        LeaseCare {
-            cards: Arc::clone(&self.cards),
-            clock: Arc::clone(&self.clock),
-            stopping,
-            silent: HashMap::new(),
-        }
+        LeaseCare::new(Arc::clone(&self.cards), Arc::clone(&self.clock), stopping)
     }
 }
 
@@ -175,57 +164,6 @@ impl Workers {
         self.stopping.store(true, Ordering::Release);
         for thread in self.threads {
             join_by(thread, end);
-        }
-    }
-}
-
-/// Releases and renews leases over the side channel, one after the other.
-pub(super) struct LeaseCare {
-    cards: Arc<dyn CardSource>,
-    clock: Arc<dyn Clock>,
-    stopping: Arc<AtomicBool>,
-    /// Peers that did not answer lately, and until when they are not asked.
-    silent: HashMap<PeerKey, MonoTime>,
-}
-
-impl LeaseCare {
-    fn run(mut self, jobs: &Receiver<LeaseJob>) {
-        for job in jobs {
-            if self.stopping.load(Ordering::Acquire) {
-                break;
-            }
-            self.care_for(job);
-        }
-    }
-
-    /// Asks a holder, unless it has not answered lately.
-    pub(super) fn care_for(&mut self, job: LeaseJob) {
-        let now = self.clock.now();
-        self.silent.retain(|_, until| *until > now);
-        if self.silent.contains_key(&job.peer) {
-            return;
-        }
-        if let Err(error) = self.ask(&job, now) {
-            tracing::debug!(%error, lease = %job.lease.id, wish = ?job.wish, "a holder was not reached");
-            self.silent.insert(job.peer, self.clock.now() + SILENT_FOR);
-        }
-    }
-
-    fn ask(&self, job: &LeaseJob, now: MonoTime) -> Result<(), ConnectError> {
-        let (addr, life, lease) = (&job.peer.addr, job.incarnation, job.lease);
-        match &job.wish {
-            LeaseWish::Release => self.cards.release(addr, life, lease, RELEASE_LIMIT),
-            LeaseWish::Renew {
-                extension,
-                told_end,
-            } => {
-                let left = self
-                    .cards
-                    .renew(addr, life, lease, *extension, RELEASE_LIMIT)?;
-                // Counted from when it was asked: rather too early than too late.
-                *told_end.lock() = Some(left.map_or(MonoTime::ZERO, |left| now + left));
-                Ok(())
-            }
         }
     }
 }

@@ -14,6 +14,7 @@ mod host;
 mod mapping;
 mod maps;
 mod pool;
+mod publish;
 mod words;
 
 pub use claims::{ClaimError, ClaimRefusal};

@@ -1,12 +1,13 @@
 //! The table of lease words in host memory.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use rustix::mm::MapFlags;
 
 use super::ControlWords;
 use super::host::HostMemoryError;
 use super::mapping::{Mapping, WORD};
+use super::publish::publish;
 use crate::ids::WordSlot;
 use crate::layout::{MemKind, RegionGeometry};
 
@@ -59,10 +60,7 @@ impl ControlWords for HostWords {
             .ok()
             .and_then(|index| self.mapping.words().get(index));
         let Some(word) = word else { return false };
-        word.store(value, Ordering::Release);
-        // A release store orders what comes before it. This orders what comes after: the next
-        // content of the blocks must not be seen before the word that announces it.
-        fence(Ordering::SeqCst);
+        publish(word, value);
         true
     }
 }

@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::dial::Dialable;
 use super::error::{SideChannelError, Step};
+use super::seal::{Challenge, Seal};
 use super::wire::{
     self, ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest, Request, WireError,
 };
@@ -38,7 +39,7 @@ const READ_CHUNK: usize = 64 * 1024;
 pub struct ClientConfig {
     /// Longest reply accepted, in bytes. The default is that of [`CardLimits`].
     pub max_reply: usize,
-    /// Signs requests that change something.
+    /// Signs requests for cards and those that change something.
     pub key: Option<ClusterKey>,
     /// What stamps requests, for the clock offset.
     pub clock: Arc<dyn Clock>,
@@ -226,17 +227,17 @@ impl Client {
         let until = Deadline::after(deadline);
         let max_message = (self.config.max_reply as u64).saturating_add(REPLY_OVERHEAD);
         let mut connection = Connection::open(peer, until, max_message)?;
-        let payload = request.encode(self.config.key.as_ref());
-        let message = zmtp::message(&[b"", &payload]);
+        let seal = match &self.config.key {
+            Some(key) if !matches!(request, Request::Ping) => {
+                let challenge = connection.challenge(peer)?;
+                Some(Seal { key, challenge })
+            }
+            _ => None,
+        };
+        let payload = request.encode(seal.as_ref());
         let sent_at = self.config.clock.now();
-        connection.send(Step::Send, &message)?;
-        let mut parts = connection.receive()?;
+        let parts = connection.request(peer, &payload)?;
         let received_at = self.config.clock.now();
-        // REQ: an empty delimiter, then what the peer said.
-        if parts.first().is_none_or(|part| !part.is_empty()) {
-            return Err(bad_parts(peer, 2, parts.len()));
-        }
-        parts.remove(0);
         Ok(Answer {
             parts,
             sent_at,
@@ -358,6 +359,34 @@ impl Connection {
             }
             _ => Err(connection.mismatch(ZmtpError::NotReady)),
         }
+    }
+
+    /// Asks for what the next request is signed with.
+    fn challenge(&mut self, peer: &Dialable) -> Result<Challenge, SideChannelError> {
+        let parts = self.request(peer, &Request::Hello.encode(None))?;
+        let [reply] = parts.as_slice() else {
+            return Err(bad_parts(peer, 1, parts.len()));
+        };
+        match wire::decode_refusal(reply) {
+            Some((reason, detail)) => Err(SideChannelError::PeerRefused {
+                peer: peer.addr().clone(),
+                reason,
+                detail,
+            }),
+            None => Challenge::decode(reply).map_err(|why| bad_reply(peer, why)),
+        }
+    }
+
+    /// Sends a request and waits for what the peer says to it.
+    fn request(&mut self, peer: &Dialable, payload: &[u8]) -> Result<Vec<Bytes>, SideChannelError> {
+        self.send(Step::Send, &zmtp::message(&[b"", payload]))?;
+        let mut parts = self.receive()?;
+        // REQ: an empty delimiter, then what the peer said.
+        if parts.first().is_none_or(|part| !part.is_empty()) {
+            return Err(bad_parts(peer, 2, parts.len()));
+        }
+        parts.remove(0);
+        Ok(parts)
     }
 
     fn send(&mut self, step: Step, mut bytes: &[u8]) -> Result<(), SideChannelError> {

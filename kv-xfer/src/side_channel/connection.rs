@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
+use super::seal::{Challenge, Demand};
 use super::server::{Counters, Shared, count};
 use super::wire::{self, Request, WireError};
 use super::zmtp::{self, Command, Decoder, Event, Limits, ZmtpError};
@@ -189,6 +190,7 @@ async fn run(
     let limits = &shared.limits;
     connection.handshake(after(limits.handshake)).await?;
     slot.touch();
+    let mut challenge = None;
     loop {
         let parts = connection.request(limits.idle, limits.io).await?;
         slot.touch();
@@ -203,7 +205,7 @@ async fn run(
             }
         });
         let (envelope, payload) = split.ok_or(End::Request(WireError::NotARequest))?;
-        let reply = answer(payload, shared).map_err(End::Request)?;
+        let reply = answer(payload, shared, &mut challenge).map_err(End::Request)?;
         connection.reply(envelope, reply, shared, by).await?;
     }
 }
@@ -214,14 +216,23 @@ enum Reply {
     One(Vec<u8>),
 }
 
-/// Answers one request; an error when it makes no sense and is dropped.
-fn answer(payload: &[u8], shared: &Shared) -> Result<Reply, WireError> {
+/// Answers one request; an error when it makes no sense and is dropped. Whatever it is, it uses up the
+/// connection's challenge.
+fn answer(
+    payload: &[u8],
+    shared: &Shared,
+    challenge: &mut Option<Challenge>,
+) -> Result<Reply, WireError> {
     let counters = &shared.counters;
     let refusal = |counter, reason, detail: &str| {
         count(counter);
         Ok(Reply::One(wire::encode_refusal(reason, detail)))
     };
-    let request = match Request::decode(payload, shared.key.as_ref()) {
+    let demand = Demand {
+        key: shared.key.as_ref(),
+        challenge: challenge.take(),
+    };
+    let request = match Request::decode(payload, &demand) {
         Ok(request) => request,
         Err(why @ WireError::Unknown(_)) => {
             return refusal(&counters.unknown, "unknown_request", &why.to_string());
@@ -233,6 +244,13 @@ fn answer(payload: &[u8], shared: &Shared) -> Result<Reply, WireError> {
     };
     let handler = &shared.handler;
     let reply = match request {
+        Request::Hello => match Challenge::random() {
+            Ok(fresh) => {
+                *challenge = Some(fresh);
+                Reply::One(fresh.encode())
+            }
+            Err(error) => return refusal(&counters.refused, "no_challenge", &error.to_string()),
+        },
         Request::Card(rank) => match handler.card(rank) {
             Some(card) => Reply::Card(card),
             None => {

@@ -3,7 +3,8 @@
 //! The protocol is that of vLLM's NIXL connector: ZeroMQ REQ against ROUTER over TCP, MessagePack
 //! inside. A reader asks `get_meta_msg` for one rank and gets that rank's card and the server's
 //! clock; requests of our own (`kvx_ping`, `kvx_renew`, `kvx_release`) go only to peers whose card
-//! advertises them.
+//! advertises them. Where a cluster key is set, cards are given and leases changed only for requests
+//! that are signed for this one connection; see [`seal`].
 //!
 //! - [`Server`] answers from a thread of its own; the engine gives it a [`Handler`].
 //! - [`Client`] makes one request on one connection, from any thread, and always ends by its
@@ -33,6 +34,7 @@ mod client;
 mod connection;
 mod dial;
 mod error;
+pub mod seal;
 mod server;
 pub mod wire;
 pub mod zmtp;

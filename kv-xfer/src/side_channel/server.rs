@@ -18,6 +18,7 @@ use super::wire::{ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest};
 use crate::clock::{Clock, SystemClock};
 use crate::descriptor::ClusterKey;
 use crate::ids::{EngineId, Incarnation, Rank};
+use crate::telemetry::Storm;
 
 /// Pause after a failed `accept`, so that a lack of file descriptors does not burn a core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -87,7 +88,7 @@ pub struct ServerConfig {
     pub bind: Vec<SocketAddr>,
     /// How much clients may use.
     pub limits: ServerLimits,
-    /// When set, requests that change something must carry a MAC made with it.
+    /// When set, requests for cards and those that change something must carry a MAC made with it.
     pub key: Option<ClusterKey>,
     /// The clock that replies are stamped with: the one that leases are stamped with.
     pub clock: Arc<dyn Clock>,
@@ -339,6 +340,8 @@ impl fmt::Debug for Server {
     }
 }
 
+static ACCEPT_FAILURES: Storm = Storm::new();
+
 async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
@@ -352,7 +355,9 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
             }
             Err(error) => {
                 count(&shared.counters.accept_failures);
-                tracing::warn!(%error, "side channel cannot accept a connection");
+                if let Some(failures) = ACCEPT_FAILURES.line() {
+                    tracing::warn!(%error, failures, "side channel cannot accept a connection");
+                }
                 // Most likely no file descriptor is left: give one back.
                 shared.connections.shed_one(&shared.counters);
                 tokio::time::sleep(ACCEPT_PAUSE).await;

@@ -3,11 +3,14 @@
 //! | request | MessagePack | reply |
 //! |---|---|---|
 //! | card (vLLM's) | `[bin "get_meta_msg", pp, tp]` | two parts: card map, float64 clock in seconds |
+//! | hello | `[bin "kvx_hello"]` | `{challenge}`, for the next request on this connection |
+//! | card, signed | `[bin "kvx_card", pp, tp, mac]` | as above |
 //! | ping | `[bin "kvx_ping"]` | `{engine_id, incarnation, clock}` |
 //! | renew | `[bin "kvx_renew", incarnation, lease, extension_ms, mac]` | `{outcome, ..}` |
 //! | release | `[bin "kvx_release", incarnation, lease, mac]` | `{outcome, ..}` |
 //!
-//! `mac` is nil where no cluster key is set. A request that is refused is answered by one part,
+//! `mac` is nil where no cluster key is set; where one is, it covers the challenge, and vLLM's card
+//! request is refused. A request that is refused is answered by one part,
 //! `{kv_xfer_error: reason, detail: text}`.
 
 use std::time::Duration;
@@ -15,17 +18,17 @@ use std::time::Duration;
 use rmpv::{Value, ValueRef};
 use thiserror::Error;
 
-use crate::descriptor::ClusterKey;
+use super::seal::{Demand, Seal};
 use crate::ids::{EngineId, Incarnation, LeaseId, NameError, Rank};
 use crate::peer::Malformed;
-use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, as_u64, map};
+use crate::peer::msgpack::{self, Fields, as_bin, as_text, as_u32, map};
 
 const GET_META: &str = "get_meta_msg";
+const HELLO: &str = "kvx_hello";
+const CARD: &str = "kvx_card";
 const PING: &str = "kvx_ping";
 const RENEW: &str = "kvx_renew";
 const RELEASE: &str = "kvx_release";
-
-const MAC_PURPOSE: &str = "kv-xfer 2026 side-channel request v1";
 
 /// Why bytes are not a request or a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -68,6 +71,9 @@ pub enum WireError {
     /// The server's clock is no number.
     #[error("the server's clock is not a 64-bit float")]
     Clock,
+    /// A challenge that is not sixteen bytes.
+    #[error("the challenge is not sixteen bytes")]
+    Challenge,
     /// An outcome that is not known here.
     #[error("unknown outcome {0:?}")]
     Outcome(String),
@@ -135,6 +141,8 @@ pub enum ReleaseOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
+    /// For a challenge to sign the next request with.
+    Hello,
     /// For the card of a rank.
     Card(Rank),
     /// For a sign of life.
@@ -146,39 +154,36 @@ pub enum Request {
 }
 
 impl Request {
-    /// The request as bytes. [`Request::Card`] is byte for byte what vLLM sends.
+    /// The request as bytes. [`Request::Card`] without a seal is byte for byte what vLLM sends.
     #[must_use]
-    pub fn encode(&self, key: Option<&ClusterKey>) -> Vec<u8> {
+    pub fn encode(&self, seal: Option<&Seal<'_>>) -> Vec<u8> {
         let named = |name: &str, numbers: &[u64], mac: Option<Value>| {
             let mut items = vec![Value::Binary(name.as_bytes().to_vec())];
             items.extend(numbers.iter().map(|n| Value::from(*n)));
             items.extend(mac);
             msgpack::write(&Value::Array(items))
         };
-        let tag = |name: &'static str, numbers: &[u64]| {
-            Some(key.map_or(Value::Nil, |key| {
-                Value::Binary(mac(key, name, numbers).to_vec())
-            }))
+        let signed = |name: &'static str, numbers: &[u64]| {
+            let mac = seal.map_or(Value::Nil, |seal| {
+                Value::Binary(seal.mac(name, numbers).to_vec())
+            });
+            named(name, numbers, Some(mac))
         };
         match self {
+            Self::Hello => named(HELLO, &[], None),
+            Self::Card(rank) if seal.is_some() => signed(CARD, &[rank.pp.into(), rank.tp.into()]),
             Self::Card(rank) => named(GET_META, &[rank.pp.into(), rank.tp.into()], None),
             Self::Ping => named(PING, &[], None),
-            Self::Renew(r) => {
-                let numbers = [r.incarnation.0, r.lease.0, millis(r.extension)];
-                named(RENEW, &numbers, tag(RENEW, &numbers))
-            }
-            Self::Release(r) => {
-                let numbers = [r.incarnation.0, r.lease.0];
-                named(RELEASE, &numbers, tag(RELEASE, &numbers))
-            }
+            Self::Renew(r) => signed(RENEW, &[r.incarnation.0, r.lease.0, millis(r.extension)]),
+            Self::Release(r) => signed(RELEASE, &[r.incarnation.0, r.lease.0]),
         }
     }
 
-    /// Reads a request. With a key, requests that change something must carry a valid MAC.
+    /// Reads a request. With a key, only hello and ping need no valid MAC.
     ///
     /// # Errors
     /// [`WireError`] naming the fault; [`WireError::Unknown`] for a kind not known here.
-    pub fn decode(bytes: &[u8], key: Option<&ClusterKey>) -> Result<Self, WireError> {
+    pub fn decode(bytes: &[u8], demand: &Demand<'_>) -> Result<Self, WireError> {
         let value = msgpack::parse(bytes)?;
         let ValueRef::Array(items) = &value else {
             return Err(WireError::NotARequest);
@@ -189,6 +194,19 @@ impl Request {
             .or_else(|| as_text(name))
             .ok_or(WireError::NotARequest)?;
         match name {
+            HELLO => Ok(Self::Hello),
+            CARD => {
+                let [pp, tp] = demand.open(CARD, fields)?;
+                u32::try_from(pp)
+                    .ok()
+                    .zip(u32::try_from(tp).ok())
+                    .map(|(pp, tp)| Self::Card(Rank { pp, tp }))
+                    .ok_or(WireError::Fields {
+                        request: CARD,
+                        expected: "two rank numbers",
+                    })
+            }
+            GET_META if demand.key.is_some() => Err(WireError::Mac { request: GET_META }),
             GET_META => match fields {
                 [pp, tp] => as_u32(pp)
                     .zip(as_u32(tp))
@@ -201,7 +219,7 @@ impl Request {
             }),
             PING => Ok(Self::Ping),
             RENEW => {
-                let [incarnation, lease, extension] = tagged(RENEW, fields, key)?;
+                let [incarnation, lease, extension] = demand.open(RENEW, fields)?;
                 Ok(Self::Renew(RenewRequest {
                     incarnation: Incarnation(incarnation),
                     lease: LeaseId(lease),
@@ -209,7 +227,7 @@ impl Request {
                 }))
             }
             RELEASE => {
-                let [incarnation, lease] = tagged(RELEASE, fields, key)?;
+                let [incarnation, lease] = demand.open(RELEASE, fields)?;
                 Ok(Self::Release(ReleaseRequest {
                     incarnation: Incarnation(incarnation),
                     lease: LeaseId(lease),
@@ -218,46 +236,6 @@ impl Request {
             other => Err(WireError::Unknown(show(other))),
         }
     }
-}
-
-/// Reads `N` numbers and a MAC, and checks the MAC when there is a key.
-fn tagged<const N: usize>(
-    request: &'static str,
-    fields: &[ValueRef<'_>],
-    key: Option<&ClusterKey>,
-) -> Result<[u64; N], WireError> {
-    let bad = || WireError::Fields {
-        request,
-        expected: "its numbers and a MAC or nil",
-    };
-    let (tag, numbers) = fields.split_last().ok_or_else(bad)?;
-    let numbers: Vec<u64> = numbers
-        .iter()
-        .map(as_u64)
-        .collect::<Option<_>>()
-        .ok_or_else(bad)?;
-    let numbers: [u64; N] = numbers.try_into().map_err(|_| bad())?;
-    match (key, as_bin(tag)) {
-        (None, Some(_)) => {}
-        (None, None) if matches!(tag, ValueRef::Nil) => {}
-        (None, None) => return Err(bad()),
-        (Some(key), tag) => {
-            let bytes = mac_bytes(&numbers);
-            let parts: [&[u8]; 2] = [request.as_bytes(), &bytes];
-            if !tag.is_some_and(|tag| key.verify_bytes(MAC_PURPOSE, &parts, tag)) {
-                return Err(WireError::Mac { request });
-            }
-        }
-    }
-    Ok(numbers)
-}
-
-fn mac(key: &ClusterKey, request: &'static str, numbers: &[u64]) -> [u8; 32] {
-    key.tag(MAC_PURPOSE, &[request.as_bytes(), &mac_bytes(numbers)])
-}
-
-fn mac_bytes(numbers: &[u64]) -> Vec<u8> {
-    numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -412,10 +390,33 @@ fn restarted(incarnation: Incarnation) -> Value {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::seal::Challenge;
     use super::*;
+    use crate::descriptor::ClusterKey;
+
+    const CHALLENGE: Challenge = Challenge([3; 16]);
+
+    fn key() -> ClusterKey {
+        ClusterKey::from_secret(b"0123456789abcdef").unwrap()
+    }
+
+    fn seal(key: &ClusterKey) -> Seal<'_> {
+        Seal {
+            key,
+            challenge: CHALLENGE,
+        }
+    }
+
+    fn demand(key: &ClusterKey) -> Demand<'_> {
+        Demand {
+            key: Some(key),
+            challenge: Some(CHALLENGE),
+        }
+    }
 
     fn requests() -> Vec<Request> {
         vec![
+            Request::Hello,
             Request::Card(Rank { pp: 1, tp: 300 }),
             Request::Ping,
             Request::Renew(RenewRequest {
@@ -438,48 +439,68 @@ mod tests {
 
     #[test]
     fn requests_come_back_with_and_without_a_key() {
-        let key = ClusterKey::from_secret(b"0123456789abcdef").unwrap();
+        let key = key();
         for request in requests() {
-            for key in [None, Some(&key)] {
-                let bytes = request.encode(key);
-                assert_eq!(Request::decode(&bytes, key), Ok(request));
+            for (seal, demand) in [
+                (None, Demand::default()),
+                (Some(seal(&key)), demand(&key)),
+                // Signed for who does not ask for it.
+                (Some(seal(&key)), Demand::default()),
+            ] {
+                let bytes = request.encode(seal.as_ref());
+                assert_eq!(Request::decode(&bytes, &demand), Ok(request));
                 for cut in 0..bytes.len() {
-                    assert!(Request::decode(&bytes[..cut], key).is_err());
+                    assert!(Request::decode(&bytes[..cut], &demand).is_err());
                 }
             }
-            // Signed for who does not ask for it.
-            assert_eq!(
-                Request::decode(&request.encode(Some(&key)), None),
-                Ok(request)
-            );
         }
+    }
+
+    fn signed() -> impl Iterator<Item = Request> {
+        let open = |request: &Request| matches!(request, Request::Hello | Request::Ping);
+        requests().into_iter().filter(move |request| !open(request))
     }
 
     #[test]
     fn a_mac_covers_every_bit() {
-        let key = ClusterKey::from_secret(b"0123456789abcdef").unwrap();
-        for request in &requests()[2..] {
-            let bytes = request.encode(Some(&key));
+        let key = key();
+        for request in signed() {
+            let bytes = request.encode(Some(&seal(&key)));
             for at in 0..bytes.len() {
                 for bit in 0..8 {
                     let mut bad = bytes.clone();
                     bad[at] ^= 1 << bit;
-                    if let Ok(got) = Request::decode(&bad, Some(&key)) {
+                    if let Ok(got) = Request::decode(&bad, &demand(&key)) {
                         // Bytes or text: the name says the same.
-                        assert_eq!(got, *request, "bit {bit} of byte {at}");
+                        assert_eq!(got, request, "bit {bit} of byte {at}");
                     }
                 }
             }
-            assert!(matches!(
-                Request::decode(&request.encode(None), Some(&key)),
-                Err(WireError::Mac { .. })
-            ));
+        }
+    }
+
+    #[test]
+    fn a_request_is_good_for_its_own_challenge_only() {
+        let key = key();
+        for request in signed() {
+            let refused = |bytes: &[u8], challenge| {
+                let demand = Demand {
+                    key: Some(&key),
+                    challenge,
+                };
+                let refused = Request::decode(bytes, &demand);
+                assert!(matches!(refused, Err(WireError::Mac { .. })), "{refused:?}");
+            };
+            refused(&request.encode(None), Some(CHALLENGE));
+            let bytes = request.encode(Some(&seal(&key)));
+            refused(&bytes, Some(Challenge([4; 16])));
+            refused(&bytes, None);
         }
     }
 
     #[test]
     fn what_is_no_request_is_told_apart() {
-        let decode = |bytes: &[u8]| Request::decode(bytes, None).unwrap_err();
+        let decode = |bytes: &[u8]| Request::decode(bytes, &Demand::default()).unwrap_err();
         assert!(matches!(decode(b""), WireError::Malformed(_)));
         for bytes in [
             &b"\x90"[..],
@@ -556,11 +577,11 @@ mod tests {
         fn any_bytes_are_an_error_or_a_value(
             bytes in proptest::collection::vec(any::<u8>(), 0..200)
         ) {
-            let key = ClusterKey::from_secret(b"0123456789abcdef").unwrap();
-            let _ = Request::decode(&bytes, None);
+            let key = key();
+            let _ = Request::decode(&bytes, &Demand::default());
             prop_assert!(!matches!(
-                Request::decode(&bytes, Some(&key)),
-                Ok(Request::Renew(_) | Request::Release(_))
+                Request::decode(&bytes, &demand(&key)),
+                Ok(Request::Card(_) | Request::Renew(_) | Request::Release(_))
             ));
             let _ = decode_pong(&bytes);
             let _ = decode_renewed(&bytes);

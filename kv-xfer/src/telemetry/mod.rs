@@ -1,7 +1,11 @@
 //! Counters of an engine. One event moves one counter.
 #![forbid(unsafe_code)]
 
+mod storm;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use self::storm::Storm;
 
 use crate::engine::ReadError;
 use crate::fabric::Carrier;

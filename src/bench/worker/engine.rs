@@ -61,6 +61,7 @@ fn start(
     let mut config = EngineConfig::new(EngineId::new(name)?, MODEL);
     config.tp_size = pool.layout().tp();
     config.require = require::required();
+    config.cluster_key = crate::runtime::cluster_key()?;
     config.reader = start.settings.reader();
     change(&mut config);
     let engine = Engine::start(config, Arc::clone(&pool), Arc::clone(&transport))?;

@@ -261,7 +261,8 @@ impl<T: Transport> Driver<T> {
                 lease: lease.id,
                 word: lease.word,
             };
-            match link.agent.notify(&link.peer, &notice.encode()) {
+            let notice = notice.encode(self.key.as_ref());
+            match link.agent.notify(&link.peer, &notice) {
                 Ok(()) => {
                     link.used = now;
                     link.tended = now;

@@ -12,10 +12,13 @@ use crate::engine::link::Link;
 use crate::engine::read::Env;
 use crate::engine::workers::Teardown;
 use crate::peer::{CardOutcome, Expired, MeetNext, PeerError, PeerKey, PeerState, Want};
+use crate::telemetry::Storm;
 use crate::transport::{Agent, Transport};
 
 /// How often links are looked at for one that is to be tended.
 const TEND_PAUSE: Duration = Duration::from_micros(200);
+
+static UNMET: Storm = Storm::new();
 
 impl<T: Transport> Driver<T> {
     pub(super) fn on_met(
@@ -63,12 +66,20 @@ impl<T: Transport> Driver<T> {
             }
             Err(cause) => {
                 self.stats.meetings_failed.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%peer, error = %cause, "a peer could not be met");
+                let text = cause.to_string();
+                // The same of the same peer is no news.
+                let known = self.troubles.get(peer).is_some_and(|last| *last == text);
+                match UNMET.line().filter(|_| !known) {
+                    Some(failures) => {
+                        tracing::warn!(%peer, error = %cause, failures, "a peer could not be met");
+                    }
+                    None => tracing::debug!(%peer, error = %cause, "a peer could not be met"),
+                }
                 let current = self.peers.on_failure(peer, attempt, now).is_some();
                 if self.troubles.len() > MAX_TROUBLES {
                     self.troubles.clear();
                 }
-                self.troubles.insert(peer.clone(), cause.to_string());
+                self.troubles.insert(peer.clone(), text);
                 if !current {
                     // Who waits now waits for a later attempt.
                     return;

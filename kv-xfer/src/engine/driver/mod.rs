@@ -28,7 +28,7 @@ use super::link::Link;
 use super::read::{ActiveRead, ReadJob, Submitted};
 use super::workers::Teardown;
 use crate::clock::{Clock, MonoTime};
-use crate::descriptor::LeaseRef;
+use crate::descriptor::{ClusterKey, LeaseRef};
 use crate::ids::{Incarnation, WordSlot};
 use crate::memory::{ControlWords, KvPool, OwnedBlocks};
 use crate::peer::{PeerConfig, PeerKey, PeerTable, Want};
@@ -183,6 +183,8 @@ pub(crate) struct Driver<T: Transport> {
     /// Emptied lists of lanes' windows.
     spare: Vec<Vec<Descriptor>>,
     config: ReaderConfig,
+    /// Signs releases.
+    key: Option<ClusterKey>,
     clock: Arc<dyn Clock>,
     pool: Arc<KvPool>,
     landing: Arc<dyn ControlWords>,
@@ -193,6 +195,7 @@ pub(crate) struct Driver<T: Transport> {
 impl<T: Transport> Driver<T> {
     pub(crate) fn new(
         config: ReaderConfig,
+        key: Option<ClusterKey>,
         clock: Arc<dyn Clock>,
         pool: Arc<KvPool>,
         landing: Arc<dyn ControlWords>,
@@ -228,6 +231,7 @@ impl<T: Transport> Driver<T> {
             spare: Vec::new(),
             batch: Vec::with_capacity(config.window_descriptors),
             config,
+            key,
             clock,
             pool,
             landing,

@@ -15,7 +15,10 @@ use crate::engine::handle::ReadId;
 use crate::engine::lane::LaneReport;
 use crate::engine::link::Width;
 use crate::engine::read::{Advance, Env};
+use crate::telemetry::Storm;
 use crate::transport::Transport;
+
+static FENCED: Storm = Storm::new();
 
 /// Lane reports that are taken at once.
 const REPORTS_AT_ONCE: usize = 64;
@@ -176,7 +179,9 @@ impl<T: Transport> Driver<T> {
             return false;
         }
         let (peer, engine) = (read.job.peer.clone(), read.job.engine.clone());
-        tracing::warn!(%engine, "a failed read's bytes are still in flight: destroying its agent");
+        if let Some(times) = FENCED.line() {
+            tracing::warn!(%engine, times, "a failed read's bytes are still in flight: destroying its agent");
+        }
         self.part(&peer, Some(place), &ReadError::Fenced { engine }, now);
         true
     }

@@ -1,0 +1,2 @@
+//! Nothing by itself: `tests/` model-checks files of the library.
+#![forbid(unsafe_code)]
