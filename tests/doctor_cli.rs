@@ -1,5 +1,10 @@
 //! `kvx doctor` as a person runs it: on this machine, in worse surroundings, and on trees of other machines.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(
+    clippy::type_complexity,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic
+)]
 
 #[path = "../kv-xfer/tests/fabric_common/mod.rs"]
 mod fabric_common;

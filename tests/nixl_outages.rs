@@ -2,7 +2,7 @@
 //! made of network namespaces. Whatever it is: each read ends once and in time, what has landed is
 //! right, every block comes back, other holders are read from meanwhile, and the holder is read from
 //! again once the network is.
-#![allow(clippy::panic, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A holder that comes back again and again under the same name, host and port while it is read from,
 //! one that finds its port taken, and one whose memory goes away.
-#![allow(clippy::panic, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod support;
 

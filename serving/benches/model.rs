@@ -1,6 +1,7 @@
 //! How fast the model is: loading, prompts by length, decoding by batch.
 //!
 //! Prompts are computed as an engine does, in chunks of 256 tokens.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
 //! The model against an independent implementation (`golden/reference.py`).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "common/model.rs"]
 mod common;

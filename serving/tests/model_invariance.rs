@@ -1,4 +1,5 @@
 //! The bits of KV and logits do not depend on how the work is cut.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "common/model.rs"]
 mod common;

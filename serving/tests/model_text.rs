@@ -1,4 +1,5 @@
 //! Tokenizer, streams and chat template with the real vocabulary.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "common/model.rs"]
 mod common;

@@ -85,7 +85,7 @@ impl ClusterKey {
             Ok((secret, mode))
         };
         let (secret, mode) = read().map_err(|error| failed(error.to_string()))?;
-        if secret.len() as u64 > MAX_SECRET_BYTES {
+        if u64::try_from(secret.len()).is_ok_and(|bytes| bytes > MAX_SECRET_BYTES) {
             return Err(failed(format!("has more than {MAX_SECRET_BYTES} bytes")));
         }
         if mode & 0o066 != 0 {

@@ -268,10 +268,10 @@ impl Holder {
     /// Takes what readers have said; returns how much it was.
     fn take_notices(&self, agent: &mut impl Agent, inbox: &mut Vec<(AgentName, Vec<u8>)>) -> usize {
         inbox.clear();
-        if let Err(error) = agent.notifications(inbox) {
-            if let Some(failures) = UNTAKEN.line() {
-                tracing::warn!(%error, failures, "notices could not be taken");
-            }
+        if let Err(error) = agent.notifications(inbox)
+            && let Some(failures) = UNTAKEN.line()
+        {
+            tracing::warn!(%error, failures, "notices could not be taken");
         }
         let count = inbox.len();
         for (sender, message) in inbox.drain(..) {

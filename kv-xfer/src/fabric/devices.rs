@@ -145,10 +145,10 @@ impl Devices {
             let folder = pci.join(&name);
             let (vendor, device) = (number(&folder, "vendor"), number(&folder, "device"));
             match (vendor, device) {
-                (Some(AMAZON), Some(0xefa0..=0xefaf)) => {
-                    if !rdma.iter().any(|nic| nic.bus == Some(bus)) {
-                        efa_without_driver.push(bus);
-                    }
+                (Some(AMAZON), Some(0xefa0..=0xefaf))
+                    if !rdma.iter().any(|nic| nic.bus == Some(bus)) =>
+                {
+                    efa_without_driver.push(bus);
                 }
                 // Display and 3D controllers; a GPU has an audio function and bridges, too.
                 (Some(NVIDIA), _) if matches!(number(&folder, "class"), Some(class) if class >> 16 == 3) =>

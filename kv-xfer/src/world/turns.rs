@@ -318,7 +318,7 @@ impl World {
         } else if running && choice < hang {
             flight.hangs = true;
             "hangs"
-        } else if flight.hangs && choice % 8 != 0 {
+        } else if flight.hangs && !choice.is_multiple_of(8) {
             return;
         } else {
             let quiet_end = matches!(flight.end, super::fabric::End::Failed(_, AfterError::Quiet));
@@ -326,8 +326,8 @@ impl World {
                 return;
             }
             let from = usize::try_from(more >> 8).unwrap_or(0) % count.max(1);
-            let pieces = if choice % 3 == 0 { count } else { 1 };
-            let wire_only = choice % 5 == 0;
+            let pieces = if choice.is_multiple_of(3) { count } else { 1 };
+            let wire_only = choice.is_multiple_of(5);
             let mut moved = false;
             for piece in (0..pieces).map(|n| (from + n) % count.max(1)) {
                 moved |= state.fetch(at, piece);
