@@ -332,12 +332,11 @@ fn loaded_file(library: &Path) -> Option<PathBuf> {
     }
     let name = library.to_str()?.to_owned();
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let file = maps.lines().find_map(|line| {
+    maps.lines().find_map(|line| {
         let path = Path::new(line.get(line.find('/')?..)?);
         let is = path.file_name()?.to_str()?.starts_with(&name);
         is.then(|| path.to_path_buf())
-    });
-    file
+    })
 }
 
 fn ask_plugin() -> Answer<()> {

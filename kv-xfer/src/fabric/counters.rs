@@ -81,9 +81,7 @@ impl Counters {
     ) -> impl Iterator<Item = (&'a str, &'a str, PortBytes)> {
         self.ports.iter().filter_map(|((device, port), now)| {
             let then = earlier.ports.get(&(device.clone(), port.clone()))?;
-            let less = |now: Option<u64>, then: Option<u64>| {
-                Some(now?.checked_sub(then?).unwrap_or_default())
-            };
+            let less = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));
             let bytes = PortBytes {
                 received: now.received.saturating_sub(then.received),
                 sent: now.sent.saturating_sub(then.sent),

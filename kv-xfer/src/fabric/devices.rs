@@ -126,7 +126,7 @@ pub struct Devices {
     pub gpus: Vec<Gpu>,
     /// RDMA devices, by PCI address, then by name.
     pub rdma: Vec<RdmaDevice>,
-    /// EFA devices on PCI that no driver has made an RDMA device of.
+    /// EFA devices on PCI that have no driver.
     pub efa_without_driver: Vec<BusId>,
 }
 
@@ -145,10 +145,10 @@ impl Devices {
             let folder = pci.join(&name);
             let (vendor, device) = (number(&folder, "vendor"), number(&folder, "device"));
             match (vendor, device) {
-                (Some(AMAZON), Some(0xefa0..=0xefaf)) => {
-                    if !rdma.iter().any(|nic| nic.bus == Some(bus)) {
-                        efa_without_driver.push(bus);
-                    }
+                (Some(AMAZON), Some(0xefa0..=0xefaf))
+                    if fs::metadata(folder.join("driver")).is_err() =>
+                {
+                    efa_without_driver.push(bus);
                 }
                 // Display and 3D controllers; a GPU has an audio function and bridges, too.
                 (Some(NVIDIA), _) if matches!(number(&folder, "class"), Some(class) if class >> 16 == 3) =>
