@@ -261,9 +261,10 @@ fn record(machine: &Machine, transports: &[&str], libfabric: &[&str], plugin: Va
 #[test]
 fn other_machines_get_the_right_verdict() {
     type Change = fn(&Machine);
+    type Case<'a> = (&'a str, Change, &'a [&'a str], Value, &'a str, i32);
     let efa: &[&str] = &["efa", "tcp"];
     let works = || json!({"Ok": null});
-    let cases: [(&str, Change, &[&str], Value, &str, i32); 7] = [
+    let cases: [Case<'_>; 7] = [
         ("whole", |_| {}, efa, works(), "efa", 0),
         ("no provider", |_| {}, &["tcp"], works(), "broken", 3),
         (

@@ -80,6 +80,7 @@ fn each_fault_is_found_by_its_check_and_has_a_fix() {
             |m| {
                 m.remove("sys/module/efa");
                 m.remove("sys/class/infiniband");
+                m.remove("sys/bus/pci/drivers");
             },
             "not loaded",
             "modprobe efa",

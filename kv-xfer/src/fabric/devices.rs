@@ -126,7 +126,7 @@ pub struct Devices {
     pub gpus: Vec<Gpu>,
     /// RDMA devices, by PCI address, then by name.
     pub rdma: Vec<RdmaDevice>,
-    /// EFA devices on PCI that no driver has made an RDMA device of.
+    /// EFA devices on PCI that have no driver.
     pub efa_without_driver: Vec<BusId>,
 }
 
@@ -146,7 +146,7 @@ impl Devices {
             let (vendor, device) = (number(&folder, "vendor"), number(&folder, "device"));
             match (vendor, device) {
                 (Some(AMAZON), Some(0xefa0..=0xefaf))
-                    if !rdma.iter().any(|nic| nic.bus == Some(bus)) =>
+                    if fs::metadata(folder.join("driver")).is_err() =>
                 {
                     efa_without_driver.push(bus);
                 }
