@@ -130,7 +130,6 @@ impl World {
 
     /// One round of a driver; whether it did anything.
     pub(super) fn drive(&mut self, no: usize) -> bool {
-        let calm = self.calm;
         let Some(life) = self.life(no) else {
             return false;
         };
@@ -142,7 +141,8 @@ impl World {
         life.wake = round.map_or(MonoTime::FAR_FUTURE, |(_, wake)| wake);
         let worked = round.is_none_or(|(worked, _)| worked);
         if round.is_none() {
-            life.may_lose |= !calm;
+            // Out of time, with agents that were still being destroyed.
+            life.may_lose |= now >= life.stop_by;
         }
         if worked {
             self.note(5, no, 0, || format!("life {no}: its driver works"));
@@ -318,7 +318,7 @@ impl World {
         } else if running && choice < hang {
             flight.hangs = true;
             "hangs"
-        } else if flight.hangs && choice % 8 != 0 {
+        } else if flight.hangs && !choice.is_multiple_of(8) {
             return;
         } else {
             let quiet_end = matches!(flight.end, super::fabric::End::Failed(_, AfterError::Quiet));
@@ -326,8 +326,8 @@ impl World {
                 return;
             }
             let from = usize::try_from(more >> 8).unwrap_or(0) % count.max(1);
-            let pieces = if choice % 3 == 0 { count } else { 1 };
-            let wire_only = choice % 5 == 0;
+            let pieces = if choice.is_multiple_of(3) { count } else { 1 };
+            let wire_only = choice.is_multiple_of(5);
             let mut moved = false;
             for piece in (0..pieces).map(|n| (from + n) % count.max(1)) {
                 moved |= state.fetch(at, piece);

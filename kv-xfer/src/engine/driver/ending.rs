@@ -300,8 +300,8 @@ impl<T: Transport> Drop for Driver<T> {
         // The agents go first: only then are the blocks nobody's. Those in lanes are destroyed when
         // the lanes end, for which nobody waits here.
         let undead: Vec<u64> = std::mem::take(&mut self.links)
-            .into_iter()
-            .filter_map(|(_, link)| {
+            .into_values()
+            .filter_map(|link| {
                 let alone = matches!(link.width, Width::Narrow | Width::Widening | Width::Wide(0));
                 let destroyed = link.agent.destroy().is_ok();
                 (!alone || !destroyed).then_some(link.id)
