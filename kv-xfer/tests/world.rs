@@ -101,6 +101,14 @@ fn a_seed_is_one_history() {
 /// Seeds that once broke a rule, by a fault of the engine or of the world, with what it was.
 const SEEDS: &[(u64, &str)] = &[
     (
+        845,
+        "a fence took reads along that stood before it, and the next one's deadline was passed over",
+    ),
+    (
+        3085,
+        "an engine that was given a millisecond to shut down was expected to lose nothing",
+    ),
+    (
         343,
         "a probe of an agent that could not be destroyed was counted as the engine's leak",
     ),

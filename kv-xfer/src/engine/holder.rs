@@ -362,3 +362,47 @@ fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Recei
     holder.revoke_all();
     drop(agent);
 }
+
+#[cfg(test)]
+mod tests {
+    use crossbeam::channel::{bounded, unbounded};
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::ids::{BlockId, RequestId};
+    use crate::lease::LeaseConfig;
+    use crate::memory::HostWords;
+
+    #[test]
+    fn a_release_for_an_earlier_life_is_ignored() {
+        // The predecessor had drawn the same words: its first lease has the name and the word of ours.
+        let table = LeaseTable::new(LeaseConfig::new(4, 7)).unwrap();
+        let words = Arc::new(HostWords::new(4).unwrap());
+        table.publish_words(words.as_ref()).unwrap();
+        let (freed, blocks) = unbounded();
+        let holder = Holder::new(
+            table,
+            words,
+            Arc::new(ManualClock::default()),
+            Incarnation(2),
+            freed,
+            bounded(1).0,
+            Arc::default(),
+        );
+        let new = NewLease {
+            request: RequestId::new("r").unwrap(),
+            blocks: vec![BlockId(0)],
+            ttl: None,
+        };
+        let grant = holder.grant(new).unwrap();
+        let release = |life| Notice::Release {
+            incarnation: Incarnation(life),
+            lease: grant.lease,
+            word: grant.word,
+        };
+        holder.on_notice(release(1));
+        assert!(blocks.try_recv().is_err());
+        holder.on_notice(release(2));
+        assert_eq!(blocks.try_recv().unwrap().lease, grant.lease);
+    }
+}

@@ -122,7 +122,8 @@ impl World {
         if std::mem::replace(&mut life.stopping, true) {
             return;
         }
-        life.stepped.shut_down(life.now() + limit);
+        life.stop_by = life.now() + limit;
+        life.stepped.shut_down(life.stop_by);
         self.note(35, no, 0, || {
             format!("life {no}: shuts down within {limit:?}")
         });

@@ -76,6 +76,8 @@ pub(super) struct Life {
     pub lease_end: Option<MonoTime>,
     /// Told to shut down.
     pub stopping: bool,
+    /// By when, on its clock.
+    pub stop_by: MonoTime,
     /// Blocks may stay in quarantine for ever: the driver was lost or ran out of time, or an agent could
     /// not be destroyed.
     pub may_lose: bool,
@@ -246,6 +248,7 @@ impl World {
             wake: MonoTime::FAR_FUTURE,
             lease_end: None,
             stopping: false,
+            stop_by: MonoTime::FAR_FUTURE,
             may_lose: false,
         }));
         self.note(1, place, incarnation, || {

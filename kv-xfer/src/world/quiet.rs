@@ -247,7 +247,8 @@ impl World {
                 !life.stepped.is_driven() && life.pending.is_empty() && life.stepped.lanes() == 0
             })
         };
-        if !self.settle(SHUTDOWN + Duration::from_secs(1), stopped) {
+        // Well before they run out of time: nothing may be lost by that.
+        if !self.settle(SHUTDOWN / 2, stopped) {
             self.blame(Rule::NoEnd, || "an engine does not shut down".into());
         }
         for no in self.living() {

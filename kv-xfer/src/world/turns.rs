@@ -130,7 +130,6 @@ impl World {
 
     /// One round of a driver; whether it did anything.
     pub(super) fn drive(&mut self, no: usize) -> bool {
-        let calm = self.calm;
         let Some(life) = self.life(no) else {
             return false;
         };
@@ -142,7 +141,8 @@ impl World {
         life.wake = round.map_or(MonoTime::FAR_FUTURE, |(_, wake)| wake);
         let worked = round.is_none_or(|(worked, _)| worked);
         if round.is_none() {
-            life.may_lose |= !calm;
+            // Out of time, with agents that were still being destroyed.
+            life.may_lose |= now >= life.stop_by;
         }
         if worked {
             self.note(5, no, 0, || format!("life {no}: its driver works"));

@@ -143,11 +143,16 @@ impl<T: Transport> Driver<T> {
         }
         let mut next = 0;
         while let Some(place) = self.order.get(next).copied() {
+            let before = self.order.len();
             worked |= self.look_at(place, now);
-            // A read that has ended has left the order; its successor now stands in its place.
-            if self.order.get(next) == Some(&place) {
-                next = next.saturating_add(1);
-            }
+            // A read that has ended has left the order, and a fence takes others of its peer along,
+            // some of them from before it. Rather one twice than one never.
+            let gone = before.saturating_sub(self.order.len());
+            next = if self.order.get(next) == Some(&place) {
+                next.saturating_add(1)
+            } else {
+                next.saturating_sub(gone.saturating_sub(1))
+            };
         }
         worked
     }
