@@ -16,6 +16,7 @@ use kv_xfer::transport::nixl::{NixlAgent, NixlTransport};
 use kv_xfer::transport::{Agent, AgentRole, Descriptor, Ends, Progress, Transport};
 
 use super::fixture::{BenchError, LIMIT};
+use crate::runtime;
 
 /// How long each part of meeting a peer took, in the order in which an engine does them.
 #[derive(Debug, Clone, Copy, Default)]
