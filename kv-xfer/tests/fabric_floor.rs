@@ -1,5 +1,5 @@
 //! What an engine makes of a peer whose bytes are not carried as required, over the scripted fabric.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

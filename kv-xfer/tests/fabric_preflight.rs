@@ -1,5 +1,5 @@
 //! What keeps devices from being used, and what a machine amounts to, on trees of other machines.
-#![allow(clippy::panic, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod fabric_common;
 
