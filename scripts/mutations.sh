@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 copy=$root/target/mutations/src
-seeds=${KVX_WORLD_SEEDS:-2000}
+seeds=${KVX_WORLD_SEEDS:-10000}
 mkdir -p "$copy"
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target} KVX_WORLD_SEEDS=$seeds
 # Unoptimised: it is built once for each mutation and run for seconds. What it depends on is shared
