@@ -69,7 +69,7 @@ impl Bare {
         address: &PeerAddr,
     ) -> Result<(Self, Meeting), BenchError> {
         let mut config = EngineConfig::new(EngineId::new(name)?, "bench");
-        config.cluster_key = crate::runtime::cluster_key()?;
+        config.cluster_key = runtime::cluster_key()?;
         let cards = SideChannelCards::new(&config, pool.layout(), Arc::new(SystemClock));
         let mut meeting = Meeting::default();
         let mut last = Instant::now();
