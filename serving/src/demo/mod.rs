@@ -22,15 +22,15 @@ pub struct DemoArgs {
     pub json: bool,
 
     /// Turns of the conversation
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub turns: u32,
 
     /// Rows of the tool's result in each turn, some 25 tokens each
-    #[arg(long, value_name = "N", default_value_t = 18, value_parser = clap::value_parser!(u32).range(1..=200))]
+    #[arg(long, value_name = "N", default_value_t = 28, value_parser = clap::value_parser!(u32).range(1..=200))]
     pub rows: u32,
 
     /// Tokens of an answer, at most
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub max_tokens: u64,
 
     /// Seed of the tool's results
@@ -57,7 +57,7 @@ pub struct DemoArgs {
 /// Help after the arguments.
 pub const DEMO_HELP: &str = "\
 Examples:
-  serving demo                        ten turns up to more than 4k tokens, transfer off and on
+  serving demo                        turns up to more than 4k tokens, transfer off and on
   serving demo --json | jq .turns     one JSON object instead of tables
   serving demo --out results          also results/ttft.svg and results/demo.json
   serving demo --chat                 talk to the model; /quit ends
