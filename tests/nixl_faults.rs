@@ -187,9 +187,19 @@ fn a_killed_reader_does_its_holder_no_harm() {
         let victim = ReadingProcess::start(Shape::MEDIUM, &lent);
         std::thread::sleep(Duration::from_millis(round * 7));
         victim.kill_and_wait();
-        let blocks = claim(&reader, 0..BLOCKS);
-        let landed = landed(read(&reader, keeping(&offer, blocks)));
-        assert_eq!(wrong_words(&landed.blocks, &remote, 1), 0);
+        let mut outcome = read(&reader, keeping(&offer, claim(&reader, 0..BLOCKS)));
+        // Over TCP, UCX was seen to drop the living reader's connection together with the dead one's. The
+        // reader is told, gets its blocks back and meets the holder again.
+        if let Err(failure) = outcome {
+            eprintln!("in round {round}: {failure}");
+            drop(failure);
+            eventually("the blocks are back", || {
+                while reader.returned().try_recv().is_ok() {}
+                reader.pool().claimed_blocks() == 0
+            });
+            outcome = read(&reader, keeping(&offer, claim(&reader, 0..BLOCKS)));
+        }
+        assert_eq!(wrong_words(&landed(outcome).blocks, &remote, 1), 0);
         assert_eq!(holder.counts(), (1, 0), "in round {round}");
     }
     assert_clean(&reader);
