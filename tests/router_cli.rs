@@ -67,7 +67,7 @@ fn it_says_where_it_listens_and_ends_when_asked() {
 #[test]
 fn the_ready_line_of_ipv6_has_brackets() {
     if TcpListener::bind("[::1]:0").is_err() {
-        println!("skipped: no IPv6 on this machine");
+        let _ = writeln!(std::io::stderr(), "skipped: no IPv6 on this machine");
         return;
     }
     let (mut child, http) = start(&[&NOBODY[..], &["--host", "::1"]].concat());

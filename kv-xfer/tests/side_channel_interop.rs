@@ -7,6 +7,7 @@
 
 mod side_channel_common;
 
+use std::io::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -70,7 +71,7 @@ fn packages() -> Option<&'static Path> {
                 std::env::var_os("KV_XFER_REQUIRE_PYZMQ").is_none(),
                 "{reason}"
             );
-            println!("skipped: {reason}");
+            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
             None
         }
     }

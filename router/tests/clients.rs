@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -97,7 +98,7 @@ async fn openais_package_talks_to_it() {
                 std::env::var_os("KV_XFER_REQUIRE_OPENAI").is_none(),
                 "{reason}"
             );
-            println!("skipped: {reason}");
+            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
             return;
         }
     };
@@ -130,7 +131,7 @@ async fn openais_package_talks_to_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn curl_talks_to_it() {
     if Command::new("curl").arg("--version").output().is_err() {
-        println!("skipped: there is no curl");
+        let _ = writeln!(std::io::stderr(), "skipped: there is no curl");
         return;
     }
     let (p, d) = (Node::start("p"), Node::start("d"));

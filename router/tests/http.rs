@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use kvx_router::{ApiKeys, Router, StartError};
@@ -117,7 +118,7 @@ async fn headers_pass_both_ways_but_those_of_a_connection_do_not() {
 #[tokio::test]
 async fn ipv6_works_on_both_sides() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
-        println!("skipped: no IPv6 on this machine");
+        let _ = writeln!(std::io::stderr(), "skipped: no IPv6 on this machine");
         return;
     }
     let (p, d) = (
@@ -139,7 +140,12 @@ async fn ipv6_works_on_both_sides() {
 async fn scope_ids_are_kept_when_connecting() {
     let p = match std::net::TcpListener::bind("[::1]:0") {
         Ok(_) => Node::at("p", "[::1]:0".parse().unwrap()),
-        Err(_) => return println!("skipped: no IPv6 on this machine"),
+        Err(_) => {
+            return drop(writeln!(
+                std::io::stderr(),
+                "skipped: no IPv6 on this machine"
+            ));
+        }
     };
     let d = Node::start("d");
     let mut config = config(&[&p], &[&d]);

@@ -2,6 +2,7 @@
 //! package, installed into a folder of the build directory, and curl.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -91,7 +92,10 @@ fn text(output: &Output) -> String {
 #[test]
 fn openais_package_and_curl_hold_a_conversation() {
     if let Err(error) = provision::model() {
-        eprintln!("skipped: openais_package_and_curl_hold_a_conversation: {error}");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: openais_package_and_curl_hold_a_conversation: {error}"
+        );
         return;
     }
     let cluster = cluster();
@@ -101,7 +105,7 @@ fn openais_package_and_curl_hold_a_conversation() {
                 std::env::var_os("KV_XFER_REQUIRE_OPENAI").is_none(),
                 "{reason}"
             );
-            eprintln!("skipped: OpenAI's package: {reason}");
+            let _ = writeln!(std::io::stderr(), "skipped: OpenAI's package: {reason}");
         }
         Ok(packages) => {
             let output = Command::new("python3")
@@ -115,7 +119,7 @@ fn openais_package_and_curl_hold_a_conversation() {
         }
     }
     if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no curl");
+        let _ = writeln!(std::io::stderr(), "skipped: there is no curl");
         return;
     }
     for stream in [true, false] {

@@ -2,6 +2,7 @@
 //! or mixed up in between: real processes, real NIXL, the real model.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ fn spec(prefill: usize, decode: usize) -> ClusterSpec {
 /// A runtime, unless the model cannot be had here.
 fn runtime(test: &str) -> Option<tokio::runtime::Runtime> {
     if let Err(error) = provision::model() {
-        eprintln!("skipped: {test}: {error}");
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {error}");
         return None;
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::fs;
+use std::io::Write as _;
 use std::process::Command;
 
 use serde_json::Value;
@@ -10,7 +11,7 @@ use serving::provision;
 /// Runs it; `None` where the model cannot be had.
 fn run(test: &str, arguments: &[&str]) -> Option<(Option<i32>, String, String)> {
     if let Err(error) = provision::model() {
-        eprintln!("skipped: {test}: {error}");
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {error}");
         return None;
     }
     let output = Command::new(env!("CARGO_BIN_EXE_serving"))

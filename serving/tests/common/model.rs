@@ -1,6 +1,7 @@
 //! What the tests of the model share.
 #![allow(dead_code)]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
@@ -13,7 +14,7 @@ pub fn model_path() -> Option<PathBuf> {
     match serving::provision::model() {
         Ok(path) => Some(path),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            let _ = writeln!(std::io::stderr(), "skipped: {error}");
             None
         }
     }
