@@ -90,6 +90,7 @@ impl Scene<'_> {
                     ReadError::Deadline { .. }
                         | ReadError::Transport { .. }
                         | ReadError::Connect { .. }
+                        | ReadError::PeerSilent { .. }
                         | ReadError::Fenced { .. }
                 );
                 assert!(told, "{failure}");

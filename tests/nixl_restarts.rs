@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,6 +76,7 @@ fn loop_reading(
                         | ReadError::LeaseLost { .. }
                         | ReadError::PeerRestarted { .. }
                         | ReadError::Transport { .. }
+                        | ReadError::PeerSilent { .. }
                         | ReadError::Fenced { .. }
                         | ReadError::Deadline { .. }
                 );
@@ -233,24 +235,43 @@ fn memory_that_a_holder_unmaps_fails_its_reads_and_no_others() {
     assert_clean(&reader);
 }
 
-over!(a_stopped_holder_is_still_read_from_over_shared_memory: shm);
-fn a_stopped_holder_is_still_read_from_over_shared_memory() {
+over!(a_stopped_holder_harms_no_read_and_is_read_from_again: shm);
+fn a_stopped_holder_harms_no_read_and_is_read_from_again() {
     let mut holder = Holder::start(&HolderSpec::new(Shape::MEDIUM, BLOCKS));
-    let reader = reader(Shape::MEDIUM, BLOCKS, |_| {});
+    let reader = reader(Shape::MEDIUM, BLOCKS, |config| {
+        config.reader.silent_after = Duration::from_millis(500);
+        config.reader.connect_timeout = Duration::from_secs(1);
+    });
     let remote = shuffled(BLOCKS as usize, BLOCKS, 3);
     let lent = holder.lend("r", &remote, 1);
     let offer = reader.accept(&lent.remote, None, None).unwrap();
-    let read_all = || {
-        let landed = landed(read(&reader, keeping(&offer, claim(&reader, 0..BLOCKS))));
-        assert_eq!(wrong_words(&landed.blocks, &remote, 1), 0);
+    let read_all = || match read(&reader, keeping(&offer, claim(&reader, 0..BLOCKS))) {
+        Ok(landed) => {
+            assert_eq!(wrong_words(&landed.blocks, &remote, 1), 0);
+            None
+        }
+        Err(failure) => {
+            let error = &failure.error;
+            let silent = matches!(
+                error,
+                ReadError::PeerSilent { .. } | ReadError::Connect { .. }
+            );
+            assert!(silent, "{error}");
+            let error = error.name();
+            drop(failure);
+            assert_clean(&reader);
+            Some(error)
+        }
     };
-    read_all();
+    assert_eq!(read_all(), None);
     holder.freeze();
-    // Nobody there has to do anything for it, so nothing of it can be left to come.
-    (0..20).for_each(|_| read_all());
-    assert_eq!(reader.stats().quarantined, 0);
+    // The reader's process copies by itself. Now and then UCX wants an answer from the peer's first,
+    // to what it sent when the connection was made: then the read ends, and long before its deadline.
+    let mut ended: BTreeMap<_, u32> = BTreeMap::new();
+    (0..20).for_each(|_| *ended.entry(read_all().unwrap_or("landed")).or_default() += 1);
+    println!("shown: {ended:?}");
     holder.thaw();
-    read_all();
+    eventually("it is read from again", || read_all().is_none());
     assert_clean(&reader);
     assert!(holder.answers());
 }

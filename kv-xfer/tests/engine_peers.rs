@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use kv_xfer::descriptor::{Binding, BlockRuns, Ticket};
@@ -53,6 +53,61 @@ fn another_peers_reads_do_not_suffer_from_a_stuck_one() {
     assert!(handle.wait().is_err());
     let returned = reader.returned().recv_timeout(LIMIT).unwrap();
     assert_eq!(returned.blocks.len(), 4);
+}
+
+#[test]
+fn a_silent_peer_is_given_up_long_before_its_reads_deadlines() {
+    let pair = pair_with(|config| config.reader.silent_after = Duration::from_millis(50));
+    let (_, offer) = pair.offer("r", &ids(0..4));
+    let stuck = || Behaviour {
+        never_ends: true,
+        ..Behaviour::default()
+    };
+    pair.fabric.script([stuck(), stuck()]);
+    let patient = |blocks| ReadRequest {
+        timeout: Duration::from_secs(3600),
+        release: ReleasePolicy::Never,
+        ..request(&offer, pair.claim(blocks))
+    };
+    let reads = [0..4, 4..8].map(|blocks| pair.reader.read(patient(blocks)).unwrap());
+    for read in reads {
+        let failure = read.wait().unwrap_err();
+        assert!(
+            matches!(&failure.error, ReadError::PeerSilent { engine, .. } if engine.to_string() == "decode"),
+            "{failure:?}"
+        );
+        assert_eq!(failure.error.advice(), Advice::RetryLater);
+    }
+    // Out of doubt with the agent, and the peer is met again.
+    for _ in 0..2 {
+        let back = pair.reader.returned().recv_timeout(LIMIT).unwrap();
+        assert_eq!(back.blocks.len(), 4);
+    }
+    let landed = pair.reader.read(patient(0..4)).unwrap().wait().unwrap();
+    assert_eq!(wrong_bytes(&landed.blocks, &ids(0..4), 1), 0);
+    assert_eq!(pair.reader.stats().failed_peer, 2);
+}
+
+#[test]
+fn a_peer_that_is_slow_but_not_silent_is_not_given_up() {
+    let silent_after = Duration::from_millis(40);
+    let pair = pair_with(|config| {
+        config.reader.silent_after = silent_after;
+        config.reader.window_descriptors = 1;
+        config.reader.windows_in_flight = 2;
+        config.reader.lanes = 1;
+    });
+    let (_, offer) = pair.offer("r", &ids([0, 2, 4, 6]));
+    pair.fabric.script((0..32).map(|_| Behaviour {
+        per_poll: Some(1),
+        extra_polls: 1,
+        hook: Some(Box::new(|_| std::thread::sleep(Duration::from_millis(15)))),
+        ..Behaviour::default()
+    }));
+    let begin = Instant::now();
+    let landed = pair.read(&offer, [1, 3, 5, 7]).wait().unwrap();
+    assert!(begin.elapsed() > silent_after);
+    assert_eq!(wrong_bytes(&landed.blocks, &ids([0, 2, 4, 6]), 1), 0);
 }
 
 #[test]

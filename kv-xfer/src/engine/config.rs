@@ -37,6 +37,10 @@ pub struct ReaderConfig {
     /// How long a destination may stay in doubt before the agent that reads from its peer is
     /// destroyed to end the doubt. Other reads from that peer fail then.
     pub abandon_after: Duration,
+    /// A peer of whose reads in flight nothing comes for this long is given up: they end, its agent is
+    /// destroyed, and whoever wants it next meets it afresh. Longer than it takes to move what is in flight at
+    /// once (`windows_in_flight` times `window_bytes`, 8 MiB) over the slowest link that is worth reading over.
+    pub silent_after: Duration,
     /// Time to meet a peer: dial, fetch its card, create and load an agent.
     pub connect_timeout: Duration,
     /// Agents kept, one per peer. Past it the longest idle one goes. An agent costs about 18 ms,
@@ -69,6 +73,7 @@ impl Default for ReaderConfig {
             wide_peers: 16,
             max_descriptor_bytes: DEFAULT_MAX_DESCRIPTOR_BYTES,
             abandon_after: Duration::from_secs(5),
+            silent_after: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             max_peers: 64,
             connect_threads: 4,

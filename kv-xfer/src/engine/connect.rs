@@ -382,6 +382,8 @@ impl<T: Transport> Meeting<T> {
             remote_blocks,
             words: card.lease_words,
             used: self.clock.now(),
+            heard: self.clock.now(),
+            suspected: None,
             tended: MonoTime::ZERO,
             metadata: card.nixl_metadata.into(),
             fabric: Arc::new(fabric),

@@ -109,6 +109,16 @@ pub enum ReadError {
         /// What it was waiting for.
         phase: &'static str,
     },
+    /// Nothing came from the peer for as long as the reader waits for a sign of life.
+    #[error(
+        "nothing came from engine {engine} for {after:?} while it was read from; recompute, a later turn may read again"
+    )]
+    PeerSilent {
+        /// The peer.
+        engine: EngineId,
+        /// [`ReaderConfig::silent_after`](crate::engine::config::ReaderConfig::silent_after).
+        after: Duration,
+    },
     /// The caller cancelled the read or dropped its handle.
     #[error("the read was cancelled")]
     Cancelled,
@@ -138,6 +148,7 @@ impl ReadError {
             Self::LeaseLost { .. } => "lease_lost",
             Self::Transport { .. } => "transport_failed",
             Self::Deadline { .. } => "deadline_passed",
+            Self::PeerSilent { .. } => "peer_silent",
             Self::Cancelled => "cancelled",
             Self::Fenced { .. } => "fenced",
             Self::ShuttingDown => "shutting_down",
@@ -155,9 +166,10 @@ impl ReadError {
     pub fn advice(&self) -> Advice {
         match self {
             Self::Connect { cause, .. } => cause.advice(),
-            Self::Deadline { .. } | Self::Transport { .. } | Self::Fenced { .. } => {
-                Advice::RetryLater
-            }
+            Self::Deadline { .. }
+            | Self::PeerSilent { .. }
+            | Self::Transport { .. }
+            | Self::Fenced { .. } => Advice::RetryLater,
             Self::DriverGone => Advice::ReportBug,
             Self::PeerRestarted { .. }
             | Self::BadDescriptor { .. }

@@ -35,6 +35,10 @@ pub(crate) struct Link<A: Agent> {
     pub words: RegionGeometry,
     /// When a read or a notice last used it.
     pub used: MonoTime,
+    /// When something last came of its reads, or since when it has had any in flight.
+    pub heard: MonoTime,
+    /// Since when it is thought to be silent: it has this thread's next rounds to disprove it.
+    pub suspected: Option<MonoTime>,
     /// When the agent was last let make progress although it had nothing in flight.
     pub tended: MonoTime,
     /// The card's metadata, to load into further agents.
@@ -59,6 +63,12 @@ pub(crate) enum Width {
 }
 
 impl<A: Agent> Link<A> {
+    /// Something has come of its reads, or nothing is in flight from it.
+    pub(crate) fn hears(&mut self, now: MonoTime) {
+        self.heard = now;
+        self.suspected = None;
+    }
+
     /// When the agent is to be let make progress next although it has nothing in flight: often while
     /// a notice may be leaving, and now and then for as long as the link lives. A connection whose
     /// set-up is left half done keeps the holder's progress thread spinning.

@@ -113,7 +113,9 @@ impl EngineStats {
     pub(crate) fn count_failure(&self, error: &ReadError) {
         let counter = match error {
             ReadError::LeaseLost { .. } => &self.failed_lease,
-            ReadError::Connect { .. } | ReadError::PeerRestarted { .. } => &self.failed_peer,
+            ReadError::Connect { .. }
+            | ReadError::PeerRestarted { .. }
+            | ReadError::PeerSilent { .. } => &self.failed_peer,
             ReadError::Transport { .. } | ReadError::Fenced { .. } => &self.failed_transport,
             ReadError::Deadline { .. } => &self.failed_deadline,
             ReadError::Cancelled => &self.failed_cancelled,

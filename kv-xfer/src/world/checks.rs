@@ -366,6 +366,7 @@ impl World {
             | ReadError::LeaseLost { engine, .. }
             | ReadError::Transport { engine, .. }
             | ReadError::Deadline { engine, .. }
+            | ReadError::PeerSilent { engine, .. }
             | ReadError::Fenced { engine } => engine,
             ReadError::Cancelled | ReadError::ShuttingDown | ReadError::DriverGone => return,
         };

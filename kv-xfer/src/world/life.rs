@@ -173,6 +173,8 @@ impl World {
         let (incarnation, word_base) = (self.dice.word() | 1, self.dice.word());
         let lanes = self.dice.within(1, 3);
         let idle = Duration::from_secs(if self.dice.chance(500) { 60 } else { 1 });
+        // Shorter than some reads wait for what is held up, or longer than any.
+        let silent = Duration::from_millis(if idle.as_secs() == 1 { 150 } else { 5000 });
         let active = u32::try_from(self.dice.within(1, 4)).unwrap_or(1);
         let (descriptors, in_flight) = (self.dice.within(1, 4), self.dice.within(1, 2));
         let queue = self.dice.within(1, 4);
@@ -203,6 +205,7 @@ impl World {
         reader.lanes = lanes;
         reader.wide_peers = 1;
         reader.abandon_after = ABANDON;
+        reader.silent_after = silent;
         reader.connect_timeout = CONNECT;
         reader.max_peers = 2;
         reader.idle_peer = idle;

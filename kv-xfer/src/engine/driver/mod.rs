@@ -44,6 +44,8 @@ const MAX_TROUBLES: usize = 4096;
 const MAX_NAP: Duration = Duration::from_micros(500);
 /// How often deadlines are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How long a peer that seems silent is given, for this process may have been the one that did not run.
+const BENEFIT: Duration = Duration::from_millis(20);
 /// Commands that are taken at once: callers may send them as fast as they are carried out.
 const COMMANDS_AT_ONCE: usize = 64;
 /// Longest park while nothing is in flight.
@@ -394,6 +396,7 @@ impl<T: Transport> Driver<T> {
                     .values()
                     .map(|link| link.used + self.config.idle_peer),
             )
+            .chain(self.silences())
             .chain(self.peers.next_timeout())
             .chain(self.stopping);
         deadlines.min().unwrap_or(MonoTime::FAR_FUTURE)

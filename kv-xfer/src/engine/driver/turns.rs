@@ -6,9 +6,9 @@
 //! at most. Tiny reads go before, but for every other window. Among a peer's reads, those that fit into one window and the others alternate.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use super::Driver;
+use super::{BENEFIT, Driver};
 use crate::clock::MonoTime;
 use crate::engine::error::ReadError;
 use crate::engine::handle::ReadId;
@@ -19,6 +19,7 @@ use crate::telemetry::Storm;
 use crate::transport::Transport;
 
 static FENCED: Storm = Storm::new();
+static SILENT: Storm = Storm::new();
 
 /// Lane reports that are taken at once.
 const REPORTS_AT_ONCE: usize = 64;
@@ -153,6 +154,54 @@ impl<T: Transport> Driver<T> {
             } else {
                 next.saturating_sub(gone.saturating_sub(1))
             };
+        }
+        worked | self.look_for_silence(now)
+    }
+
+    /// The peers from which something is in flight, each with when it is looked at next.
+    pub(super) fn silences(&self) -> impl Iterator<Item = MonoTime> {
+        let awaited = self.awaited();
+        let expected = self.links.values();
+        let expected = expected.filter(move |link| awaited.contains(&link.id));
+        expected.map(|link| match link.suspected {
+            Some(since) => since + BENEFIT,
+            None => link.heard + self.config.silent_after,
+        })
+    }
+
+    /// The links from which something is in flight.
+    fn awaited(&self) -> BTreeSet<u64> {
+        let reads = self.order.iter().filter_map(|place| self.read(*place));
+        reads
+            .filter(|read| read.in_flight())
+            .filter_map(|read| read.link)
+            .collect()
+    }
+
+    /// Gives up peers of whose reads nothing has come for too long.
+    fn look_for_silence(&mut self, now: MonoTime) -> bool {
+        let limit = self.config.silent_after;
+        let awaited = self.awaited();
+        let mut silent = Vec::new();
+        for (peer, link) in &mut self.links {
+            if !awaited.contains(&link.id) {
+                link.hears(now);
+            } else if link.heard + limit <= now
+                && *link.suspected.get_or_insert(now) + BENEFIT <= now
+            {
+                silent.push((peer.clone(), link.engine.clone()));
+            }
+        }
+        let worked = !silent.is_empty();
+        for (peer, engine) in silent {
+            if let Some(times) = SILENT.line() {
+                tracing::warn!(%peer, %engine, times, "nothing comes from a peer: giving it up");
+            }
+            let error = ReadError::PeerSilent {
+                engine,
+                after: limit,
+            };
+            self.part(&peer, None, &error, now);
         }
         worked
     }
@@ -400,6 +449,9 @@ impl<T: Transport> Driver<T> {
             batch: &mut self.batch,
         };
         let advance = read.settle(link, &mut env);
+        if !matches!(advance, Advance::Idle) {
+            link.hears(now);
+        }
         if read.has_posted() && !read.polled {
             read.polled = true;
             self.polled.push(place);
