@@ -145,6 +145,15 @@ fn conversations_with_and_without_a_name_read_their_history() {
             let edited = json!({"role": "assistant", "content": "Something else."});
             talk.messages[1] = edited;
             talk.turn("third").await;
+            // Shortened: the last question and its answer are taken back.
+            talk.messages.truncate(talk.messages.len() - 2);
+            talk.turn("fourth").await;
+            // Sent back as other tokens: the client has changed the white space of the answer.
+            if let Some(answer) = talk.messages.last_mut() {
+                let text = answer["content"].as_str().unwrap_or_default();
+                answer["content"] = json!(format!(" {} ", text.replace(' ', "  ")));
+            }
+            talk.turn("fifth").await;
         }
         nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
     });
