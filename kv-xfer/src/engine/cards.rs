@@ -23,8 +23,9 @@ use crate::peer::{
     PeerCard, VllmFields, decode_reply, encode_reply,
 };
 use crate::side_channel::{
-    Client, ClientConfig, DialPolicy, Dialable, Handler, PingInfo, ReleaseOutcome, ReleaseRequest,
-    RenewOutcome, RenewRequest, Server, ServerConfig, ServerError, ServerLimits, SideChannelError,
+    Client, ClientConfig, DialPolicy, Dialable, Handler, Listeners, PingInfo, ReleaseOutcome,
+    ReleaseRequest, RenewOutcome, RenewRequest, Server, ServerConfig, ServerError, ServerLimits,
+    SideChannelError,
 };
 
 /// What both engines of a transfer must have in common.
@@ -270,24 +271,25 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Starts the side channel at `bind`.
+    /// Starts the side channel: at what is bound, or at `bind` in name only.
     pub(super) fn start(
         config: &EngineConfig,
         bind: SocketAddr,
         answers: &Arc<Answers>,
         clock: &Arc<dyn Clock>,
-        door: Door,
+        listeners: Option<Listeners>,
     ) -> Result<Self, StartError> {
-        let (server, bound) = match door {
-            Door::Direct => (None, bind),
-            Door::Listen => {
+        let (server, bound) = match listeners {
+            None => (None, bind),
+            Some(listeners) => {
                 let server_config = ServerConfig {
                     bind: vec![bind],
                     limits: ServerLimits::default(),
                     key: config.cluster_key.clone(),
                     clock: Arc::clone(clock),
                 };
-                let server = Server::start(server_config, Arc::clone(answers) as Arc<dyn Handler>)?;
+                let handler = Arc::clone(answers) as Arc<dyn Handler>;
+                let server = Server::serve(listeners, server_config, handler)?;
                 let bound = server
                     .addrs()
                     .first()

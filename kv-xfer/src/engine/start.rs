@@ -22,6 +22,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ids::{AgentName, Incarnation};
 use crate::lease::{LeaseConfig, LeaseTable};
 use crate::memory::KvPool;
+use crate::side_channel::Listeners;
 use crate::telemetry::EngineStats;
 use crate::transport::{Agent, AgentRole, Transport};
 
@@ -116,6 +117,11 @@ impl<T: Transport> Parts<T> {
             ));
         }
         transport.require(config.require)?;
+        // Before any agent: NIXL's backends take ports of their own, perhaps this one.
+        let listeners = match (door, config.holder.bind) {
+            (Door::Listen, Some(bind)) => Some(Listeners::bind(&[bind])?),
+            _ => None,
+        };
         let Birth {
             incarnation,
             word_base,
@@ -166,7 +172,7 @@ impl<T: Transport> Parts<T> {
         let (answers, serving) = match config.holder.bind {
             Some(bind) => {
                 let answers = Arc::new(Answers::new(&config, &card, &holder, &clock)?);
-                let serving = Serving::start(&config, bind, &answers, &clock, door)?;
+                let serving = Serving::start(&config, bind, &answers, &clock, listeners)?;
                 (Some(answers), Some(serving))
             }
             None => (None, None),

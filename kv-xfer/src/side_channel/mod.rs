@@ -42,5 +42,7 @@ pub mod zmtp;
 pub use client::{Client, ClientConfig, FetchedCard, Pong};
 pub use dial::{DialPolicy, DialRefused, Dialable, Network};
 pub use error::{SideChannelError, Step};
-pub use server::{Handler, PingInfo, Server, ServerConfig, ServerError, ServerLimits, ServerStats};
+pub use server::{
+    Handler, Listeners, PingInfo, Server, ServerConfig, ServerError, ServerLimits, ServerStats,
+};
 pub use wire::{ReleaseOutcome, ReleaseRequest, RenewOutcome, RenewRequest};

@@ -107,6 +107,37 @@ impl ServerConfig {
     }
 }
 
+/// Addresses that are taken, but not served yet: whoever connects waits. Bind before anything else takes ports by itself,
+/// as NIXL's backends do.
+#[derive(Debug)]
+pub struct Listeners(Vec<(TcpListener, SocketAddr)>);
+
+impl Listeners {
+    /// Binds; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`ServerError::NoAddress`], [`ServerError::AddressTaken`], or [`ServerError::Bind`].
+    pub fn bind(addrs: &[SocketAddr]) -> Result<Self, ServerError> {
+        if addrs.is_empty() {
+            return Err(ServerError::NoAddress);
+        }
+        let bind = |addr: &SocketAddr| {
+            let failed = |source: io::Error| match source.kind() {
+                io::ErrorKind::AddrInUse => ServerError::AddressTaken { addr: *addr },
+                _ => ServerError::Bind {
+                    addr: *addr,
+                    source,
+                },
+            };
+            let listener = TcpListener::bind(addr).map_err(failed)?;
+            listener.set_nonblocking(true).map_err(failed)?;
+            let taken = listener.local_addr().map_err(failed)?;
+            Ok((listener, taken))
+        };
+        addrs.iter().map(bind).collect::<Result<_, _>>().map(Self)
+    }
+}
+
 /// Why a server did not start or stop.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -214,29 +245,32 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; then nothing listens.
     pub fn start(config: ServerConfig, handler: Arc<dyn Handler>) -> Result<Self, ServerError> {
-        if config.bind.is_empty() {
-            return Err(ServerError::NoAddress);
-        }
+        let bound = Listeners::bind(&config.bind)?;
+        Self::serve(bound, config, handler)
+    }
+
+    /// Serves at addresses that are bound already; `config.bind` is not looked at.
+    ///
+    /// # Errors
+    /// [`ServerError::Thread`] when the thread cannot be started.
+    pub fn serve(
+        bound: Listeners,
+        config: ServerConfig,
+        handler: Arc<dyn Handler>,
+    ) -> Result<Self, ServerError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
             .build()
             .map_err(ServerError::Thread)?;
-        let mut listeners = Vec::with_capacity(config.bind.len());
-        let mut addrs = Vec::with_capacity(config.bind.len());
-        for addr in &config.bind {
-            let failed = |source: io::Error| match source.kind() {
-                io::ErrorKind::AddrInUse => ServerError::AddressTaken { addr: *addr },
-                _ => ServerError::Bind {
-                    addr: *addr,
-                    source,
-                },
-            };
-            let listener = TcpListener::bind(addr).map_err(failed)?;
-            listener.set_nonblocking(true).map_err(failed)?;
-            addrs.push(listener.local_addr().map_err(failed)?);
+        let mut listeners = Vec::with_capacity(bound.0.len());
+        let mut addrs = Vec::with_capacity(bound.0.len());
+        for (listener, addr) in bound.0 {
             let _context = runtime.enter();
-            listeners.push(tokio::net::TcpListener::from_std(listener).map_err(failed)?);
+            let listener = tokio::net::TcpListener::from_std(listener)
+                .map_err(|source| ServerError::Bind { addr, source })?;
+            listeners.push(listener);
+            addrs.push(addr);
         }
         let shared = Arc::new(Shared {
             handler,
