@@ -1,6 +1,7 @@
 //! What this process uses.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -38,6 +39,40 @@ pub fn threads() -> u64 {
     fs::read_dir("/proc/self/task").map_or(0, |entries| entries.count() as u64)
 }
 
+/// How long threads of this process have been ready to run and not let: the calling one, and those whose name
+/// this is. Zero where the kernel does not say.
+#[derive(Debug)]
+pub struct Waits {
+    files: Vec<PathBuf>,
+}
+
+impl Waits {
+    /// Of the calling thread and those of this name.
+    #[must_use]
+    pub fn with(name: &str) -> Self {
+        let mut files = vec![PathBuf::from("/proc/thread-self/schedstat")];
+        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+        for task in tasks.flatten().map(|entry| entry.path()) {
+            let comm = fs::read_to_string(task.join("comm")).unwrap_or_default();
+            if comm.trim_end() == name {
+                files.push(task.join("schedstat"));
+            }
+        }
+        Self { files }
+    }
+
+    /// All of it so far.
+    #[must_use]
+    pub fn so_far(&self) -> Duration {
+        // Time on a processor, time waiting for one, turns.
+        let waited = |file: &PathBuf| -> Option<u64> {
+            let text = fs::read_to_string(file).ok()?;
+            text.split(' ').nth(1)?.parse().ok()
+        };
+        Duration::from_nanos(self.files.iter().filter_map(waited).sum())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +86,7 @@ mod tests {
         let spun: u64 = (0..2_000_000_u64).fold(0, |a, b| std::hint::black_box(a ^ b));
         std::hint::black_box(spun);
         assert!(cpu() > before);
+        let waits = Waits::with("no thread");
+        assert!(waits.so_far() >= Duration::ZERO);
     }
 }

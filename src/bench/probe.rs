@@ -18,6 +18,8 @@ pub struct Timing {
     pub submit: Duration,
     /// From before the submission until the caller had the outcome.
     pub total: Duration,
+    /// How long the caller's thread and the driver's were ready to run meanwhile and got no processor.
+    pub kept_waiting: Duration,
     /// What the engine says.
     pub report: ReadReport,
 }
@@ -53,6 +55,7 @@ pub fn read(
         Timing {
             submit,
             total,
+            kept_waiting: Duration::ZERO,
             report,
         },
     ))

@@ -10,7 +10,7 @@ use kv_xfer::identity::BlockHash;
 use kv_xfer::transport::nixl::NixlTransport;
 
 use super::fixture::{self, BenchError, LIMIT, SEED};
-use super::here;
+use super::here::{self, Waits};
 use super::holders::{Account, Holders, Usage};
 use super::load::{Done, Lane, Load};
 use super::machine;
@@ -200,12 +200,15 @@ impl Site {
         let block = self.engine.pool().block_count().saturating_sub(1);
         let mut blocks = fixture::claim(&self.engine, std::iter::once(block))?;
         let mut probes = Probes::default();
+        let waits = Waits::with("kvx-driver");
         for n in 0..most {
             if over.load(Ordering::Acquire) {
                 break;
             }
             let first = (n % HOLDER_BLOCKS) as usize;
-            let (back, timing) = probe::read(&self.engine, offer, &self.hashes, first, blocks)?;
+            let waited = waits.so_far();
+            let (back, mut timing) = probe::read(&self.engine, offer, &self.hashes, first, blocks)?;
+            timing.kept_waiting = waits.so_far().saturating_sub(waited);
             blocks = back;
             probes.take(timing);
             if !pause.is_zero() {
@@ -307,6 +310,22 @@ impl Site {
         let ratio = busy.total().quantile(0.99) / idle.total().quantile(0.99).max(1e-3);
         tell(&mut busy_row, "p99_to_idle", ratio);
         hold(&mut busy_row, "p99_within_3x", ratio <= 3.0);
+        // How much of it is threads of ours that were ready to run and had no processor.
+        let mut running = [0.0; 2];
+        let rows = [(&idle, &mut idle_row), (&busy, &mut busy_row)];
+        for ((probes, row), running) in rows.into_iter().zip(&mut running) {
+            let waited = probes.of(|timing| timing.kept_waiting);
+            let rest = probes.of(|timing| timing.total.saturating_sub(timing.kept_waiting));
+            *running = rest.quantile(0.99);
+            tell(row, "no_processor_p99_us", waited.quantile(0.99));
+            tell(row, "with_processor_p99_us", *running);
+        }
+        let [idle, busy] = running;
+        tell(
+            &mut busy_row,
+            "with_processor_p99_to_idle",
+            busy / idle.max(1e-3),
+        );
         Ok([fan, idle_row, busy_row])
     }
 
