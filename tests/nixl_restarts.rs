@@ -265,8 +265,8 @@ fn a_stopped_holder_harms_no_read_and_is_read_from_again() {
     };
     assert_eq!(read_all(), None);
     holder.freeze();
-    // The reader's process copies by itself. Now and then UCX wants an answer from the peer's first,
-    // to what it sent when the connection was made: then the read ends, and long before its deadline.
+    // The reader's process copies by itself. Now and then UCX waits for the peer all the same: then the read
+    // ends, and long before its deadline.
     let mut ended: BTreeMap<_, u32> = BTreeMap::new();
     (0..20).for_each(|_| *ended.entry(read_all().unwrap_or("landed")).or_default() += 1);
     println!("shown: {ended:?}");

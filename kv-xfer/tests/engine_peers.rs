@@ -70,8 +70,8 @@ fn a_silent_peer_is_given_up_long_before_its_reads_deadlines() {
         ..request(&offer, pair.claim(blocks))
     };
     let reads = [0..4, 4..8].map(|blocks| pair.reader.read(patient(blocks)).unwrap());
-    for read in reads {
-        let failure = read.wait().unwrap_err();
+    for mut read in reads {
+        let failure = read.wait_timeout(LIMIT).unwrap().unwrap_err();
         assert!(
             matches!(&failure.error, ReadError::PeerSilent { engine, .. } if engine.to_string() == "decode"),
             "{failure:?}"

@@ -64,13 +64,17 @@ impl Waits {
     /// All of it so far.
     #[must_use]
     pub fn so_far(&self) -> Duration {
-        // Time on a processor, time waiting for one, turns.
-        let waited = |file: &PathBuf| -> Option<u64> {
-            let text = fs::read_to_string(file).ok()?;
-            text.split(' ').nth(1)?.parse().ok()
-        };
         Duration::from_nanos(self.files.iter().filter_map(waited).sum())
     }
+}
+
+/// Nanoseconds: of a thread's time on a processor, time waiting for one, and turns, the second.
+fn waiting(text: &str) -> Option<u64> {
+    text.split(' ').nth(1)?.parse().ok()
+}
+
+fn waited(file: &PathBuf) -> Option<u64> {
+    waiting(&fs::read_to_string(file).ok()?)
 }
 
 #[cfg(test)]
@@ -86,7 +90,24 @@ mod tests {
         let spun: u64 = (0..2_000_000_u64).fold(0, |a, b| std::hint::black_box(a ^ b));
         std::hint::black_box(spun);
         assert!(cpu() > before);
-        let waits = Waits::with("no thread");
-        assert!(waits.so_far() >= Duration::ZERO);
+    }
+
+    #[test]
+    fn threads_are_found_by_name_and_their_waiting_is_read() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (named, name_set) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("here-waits".to_owned());
+        let thread = thread.spawn(move || {
+            named.send(()).unwrap();
+            let _ = stopped.recv();
+        });
+        name_set.recv().unwrap();
+        let waits = Waits::with("here-waits");
+        assert_eq!(waits.files.len(), 2, "the caller's and that thread's");
+        assert_eq!(Waits::with("no thread").files.len(), 1);
+        assert_eq!(waiting("120 2844909 1\n"), Some(2_844_909));
+        assert_eq!(waiting("120"), None);
+        drop(stop);
+        thread.unwrap().join().unwrap();
     }
 }

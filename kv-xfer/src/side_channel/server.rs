@@ -252,7 +252,7 @@ impl Server {
     /// Serves at addresses that are bound already; `config.bind` is not looked at.
     ///
     /// # Errors
-    /// [`ServerError::Thread`] when the thread cannot be started.
+    /// [`ServerError::Thread`] when the thread cannot be started, [`ServerError::Bind`] when the listeners cannot be watched.
     pub fn serve(
         bound: Listeners,
         config: ServerConfig,
