@@ -242,6 +242,22 @@ pub enum SubmitError {
     ShuttingDown,
 }
 
+impl SubmitError {
+    /// A short name, the same in logs, metrics and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::QueueFull { .. } => "queue_full",
+            Self::SpanOutOfRange { .. } => "span_out_of_range",
+            Self::OtherTokens { .. } => "other_tokens",
+            Self::CountMismatch { .. } => "count_mismatch",
+            Self::Nothing => "nothing",
+            Self::ForeignBlocks => "foreign_blocks",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
 /// Why a descriptor was not accepted. The tokens are to be computed instead.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
@@ -280,6 +296,19 @@ pub enum OfferError {
     Address(#[from] AddrError),
 }
 
+impl OfferError {
+    /// A short name, the same in logs, metrics and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unverifiable { .. } => "unverifiable",
+            Self::NotAuthentic { .. } => "not_authentic",
+            Self::Layout { .. } => "other_layout",
+            Self::Address(_) => "bad_address",
+        }
+    }
+}
+
 /// Why no lease was granted. The blocks come back.
 #[derive(Debug, Error)]
 #[error("{error}")]
@@ -314,6 +343,19 @@ pub enum LeaseError {
     /// The tokens, blocks and hashes do not belong together.
     #[error("the lease cannot be described: {0}")]
     Describe(#[source] TicketError),
+}
+
+impl LeaseError {
+    /// A short name, the same in logs, metrics and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::NotServing => "not_serving",
+            Self::OutOfRange { .. } => "out_of_range",
+            Self::Table(refused) => refused.name(),
+            Self::Describe(_) => "not_describable",
+        }
+    }
 }
 
 /// Why an engine did not start.

@@ -158,6 +158,20 @@ pub enum GrantError {
     IdsExhausted,
 }
 
+impl GrantError {
+    /// A short name, the same in logs, metrics and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::NoBlocks => "no_blocks",
+            Self::ZeroTtl => "zero_ttl",
+            Self::RequestLeased { .. } => "request_leased",
+            Self::Full { .. } => "leases_full",
+            Self::IdsExhausted => "ids_exhausted",
+        }
+    }
+}
+
 /// A refused grant: the reason, and the blocks, unleased.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("no lease granted: {error}")]

@@ -10,18 +10,41 @@ pub(crate) use self::storm::Storm;
 use crate::engine::ReadError;
 use crate::fabric::Carrier;
 
+/// How a number moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MetricKind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+}
+
+/// One number of an [`EngineSnapshot`], for programs that hand all of them on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metric {
+    /// A stable name: that of the field.
+    pub name: &'static str,
+    /// What is counted, for people.
+    pub help: &'static str,
+    /// How it moves.
+    pub kind: MetricKind,
+    /// Its value.
+    pub value: u64,
+}
+
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($(#[doc = $doc:literal] $name:ident: $kind:ident,)*) => {
         /// Live counters and gauges, updated by the engine's threads.
         #[derive(Debug, Default)]
         pub struct EngineStats {
-            $($(#[$doc])* pub $name: AtomicU64,)*
+            $(#[doc = $doc] pub $name: AtomicU64,)*
         }
 
         /// A copy of [`EngineStats`] at one moment.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct EngineSnapshot {
-            $($(#[$doc])* pub $name: u64,)*
+            $(#[doc = $doc] pub $name: u64,)*
         }
 
         impl EngineStats {
@@ -31,68 +54,82 @@ macro_rules! counters {
                 EngineSnapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }
+
+        impl EngineSnapshot {
+            /// All of them, with their names: what an engine that exports metrics needs, so that new ones
+            /// are exported too.
+            pub fn metrics(&self) -> impl Iterator<Item = Metric> + use<> {
+                [$(Metric {
+                    name: stringify!($name),
+                    help: $doc.trim_ascii(),
+                    kind: MetricKind::$kind,
+                    value: self.$name,
+                },)*]
+                .into_iter()
+            }
+        }
     };
 }
 
 counters! {
-    /// Gauge: reads queued, not yet worked on.
-    queued,
-    /// Gauge: reads worked on.
-    active,
-    /// Gauge: destination blocks that may still be written.
-    quarantined,
+    /// Reads queued now, not yet worked on.
+    queued: Gauge,
+    /// Reads worked on now.
+    active: Gauge,
+    /// Destination blocks that may still be written now.
+    quarantined: Gauge,
     /// Reads that were submitted.
-    submitted,
+    submitted: Counter,
     /// Reads that were refused at submission.
-    refused,
+    refused: Counter,
     /// Reads whose blocks have landed.
-    landed,
+    landed: Counter,
     /// Bytes of blocks that have landed.
-    bytes,
+    bytes: Counter,
     /// Bytes of blocks that have landed over EFA.
-    bytes_efa,
+    bytes_efa: Counter,
     /// Bytes of blocks that have landed over other RDMA devices.
-    bytes_rdma,
+    bytes_rdma: Counter,
     /// Bytes of blocks that have landed from GPU to GPU within the node.
-    bytes_nvlink,
+    bytes_nvlink: Counter,
     /// Bytes of blocks that have landed through memory of the node.
-    bytes_shm,
+    bytes_shm: Counter,
     /// Bytes of blocks that have landed over sockets.
-    bytes_tcp,
+    bytes_tcp: Counter,
     /// Bytes of blocks that have landed by ways that are not known, or several.
-    bytes_unknown,
+    bytes_unknown: Counter,
     /// Descriptors posted by reads that have landed.
-    descriptors,
+    descriptors: Counter,
     /// Reads that failed because the lease had ended.
-    failed_lease,
+    failed_lease: Counter,
     /// Reads that failed because the peer could not be met or was another life of itself.
-    failed_peer,
+    failed_peer: Counter,
     /// Reads that failed in the transport.
-    failed_transport,
+    failed_transport: Counter,
     /// Reads that did not end in time.
-    failed_deadline,
+    failed_deadline: Counter,
     /// Reads that were cancelled or whose handle was dropped.
-    failed_cancelled,
+    failed_cancelled: Counter,
     /// Reads that failed otherwise.
-    failed_other,
+    failed_other: Counter,
     /// Peers met.
-    meetings,
+    meetings: Counter,
     /// Peers that could not be met.
-    meetings_failed,
+    meetings_failed: Counter,
     /// Agents given up: lost peers, fences, idle peers.
-    partings,
+    partings: Counter,
     /// Releases told to holders.
-    releases,
+    releases: Counter,
     /// Renewals asked of holders.
-    renewals,
+    renewals: Counter,
     /// Notices that were taken from readers.
-    notices,
+    notices: Counter,
     /// Notices that were not understood.
-    notices_malformed,
-    /// Gauge: leases that hold.
-    leases,
-    /// Gauge: blocks under leases.
-    leased_blocks,
+    notices_malformed: Counter,
+    /// Leases that hold now.
+    leases: Gauge,
+    /// Blocks under leases now.
+    leased_blocks: Gauge,
 }
 
 impl EngineStats {
@@ -122,5 +159,35 @@ impl EngineStats {
             _ => &self.failed_other,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_name_a_kind_and_a_help() {
+        let stats = EngineStats::default();
+        stats.landed.store(3, Ordering::Relaxed);
+        stats.leases.store(2, Ordering::Relaxed);
+        let metrics: Vec<Metric> = stats.snapshot().metrics().collect();
+        let named = |name: &str| metrics.iter().find(|metric| metric.name == name);
+        assert_eq!(
+            named("landed").map(|metric| (metric.value, metric.kind, metric.help)),
+            Some((3, MetricKind::Counter, "Reads whose blocks have landed."))
+        );
+        assert_eq!(
+            named("leases").map(|metric| (metric.value, metric.kind)),
+            Some((2, MetricKind::Gauge))
+        );
+        for (at, metric) in metrics.iter().enumerate() {
+            assert!(!metric.help.is_empty() && metric.help.ends_with('.'));
+            assert!(metrics[..at].iter().all(|other| other.name != metric.name));
+        }
+        assert_eq!(
+            size_of::<EngineSnapshot>(),
+            metrics.len() * size_of::<u64>()
+        );
     }
 }
