@@ -63,6 +63,8 @@ pub struct RouterConfig {
     pub answer_timeout: Duration,
     /// How long a client may take to send its request.
     pub request_timeout: Duration,
+    /// How long a client may read nothing of an answer that waits for it.
+    pub stall_timeout: Duration,
     /// How long answers under way may go on after the router was asked to end.
     pub grace: Duration,
     /// Bytes of a request's body.
@@ -138,6 +140,7 @@ impl RouterConfig {
             idle_timeout: Duration::from_secs(120),
             answer_timeout: Duration::from_secs(1800),
             request_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(30),
             max_request_bytes: 32 << 20,
             max_answer_bytes: 64 << 20,
@@ -164,6 +167,7 @@ impl RouterConfig {
             (self.idle_timeout.is_zero(), "idle-timeout"),
             (self.answer_timeout.is_zero(), "answer-timeout"),
             (self.request_timeout.is_zero(), "request-timeout"),
+            (self.stall_timeout.is_zero(), "stall-timeout"),
             (self.max_request_bytes == 0, "max-request-bytes"),
             (self.max_event_bytes == 0, "max-event-bytes"),
         ] {
@@ -305,6 +309,10 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub request_timeout: f64,
 
+    /// Seconds that a client may read nothing of an answer that waits for it
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    pub stall_timeout: f64,
+
     /// Seconds that answers under way may go on after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub grace: f64,
@@ -368,6 +376,7 @@ impl RouterArgs {
             idle_timeout: seconds(self.idle_timeout, "idle-timeout")?,
             answer_timeout: seconds(self.answer_timeout, "answer-timeout")?,
             request_timeout: seconds(self.request_timeout, "request-timeout")?,
+            stall_timeout: seconds(self.stall_timeout, "stall-timeout")?,
             grace: seconds(self.grace, "grace")?,
             max_request_bytes: self.max_request_bytes,
             max_answer_bytes: self.max_answer_bytes,

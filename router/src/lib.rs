@@ -27,8 +27,8 @@
 //! 6. **Relay** (`relay`, `sse`, `record`). Events are relayed as they come, byte for byte. Only one that
 //!    carries a handle is changed: the handle is taken out of it, and is stored before the event goes on, so
 //!    that it is there when the next turn comes. A node that breaks off its answer leaves the client with an
-//!    error event, not with a part that looks whole. A client that goes away cancels the leg that is under
-//!    way.
+//!    error event, not with a part that looks whole. A client that goes away, or that
+//!    stops reading for too long, cancels the leg that is under way.
 //!
 //! A wrong guess, an old handle, a lost node: all of these cost time, never right text. Engines compare the
 //! tokens of blocks before they use them, and compute what they cannot read.
@@ -62,6 +62,7 @@ mod health;
 mod history;
 mod json;
 mod legs;
+mod listener;
 mod metrics;
 mod nodes;
 mod record;
@@ -79,7 +80,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -88,6 +88,7 @@ pub use address::{NodeUrl, NodeUrlError};
 pub use config::{ApiKeys, ConfigError, ROUTER_HELP, RouterArgs, RouterConfig};
 pub use run::{Ended, RunError, run};
 
+use listener::Clients;
 use server::Shared;
 
 /// Why a router does not start.
@@ -139,10 +140,7 @@ impl Router {
             .collect();
         let stop = watch::Sender::new(false);
         let mut stopped = stop.subscribe();
-        // Small writes are the rule, and none is to wait for another.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
+        let listener = Clients::new(listener, config.stall_timeout);
         let server = axum::serve(listener, server::app(Arc::clone(&shared)))
             .with_graceful_shutdown(async move {
                 // A sender that is gone means the same.

@@ -312,3 +312,35 @@ async fn a_client_that_goes_away_cancels_the_leg_under_way() {
     // The conversation goes on.
     client.turn("c", true).await;
 }
+
+#[tokio::test]
+async fn a_client_that_stops_reading_is_left() {
+    let (p, d) = (Node::start("p"), Node::start("d"));
+    let mut config = config(&[&p], &[&d]);
+    config.stall_timeout = Duration::from_millis(200);
+    let client = Client::start(config).await;
+    // More than the buffers of all sockets on the way.
+    let part = bytes::Bytes::from(format!("data: {}\n\n", "x".repeat(64 << 10)));
+    d.next_stream(vec![Step::Send(part); 1024]);
+    let mut socket = tokio::net::TcpStream::connect(client.router.addr)
+        .await
+        .unwrap();
+    let body = body("c", true).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(body.as_bytes()).await.unwrap();
+    // It stays, and reads nothing.
+    d.cancelled(1).await;
+    until(|| async { client.outcomes("client_gone").await == 1 }).await;
+    until(|| async { client.metric("kvx_router_in_flight{role=\"decode\"}").await == 0 }).await;
+    // What it could still read ends, and not as a whole answer does.
+    let mut got = Vec::new();
+    let ended = tokio::time::timeout(LONG, socket.read_to_end(&mut got)).await;
+    assert!(ended.expect("the connection is closed").is_err() || !got.ends_with(b"0\r\n\r\n"));
+    // The conversation goes on.
+    client.turn("c", true).await;
+}
