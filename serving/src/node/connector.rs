@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender};
 use kv_xfer::descriptor::BlockIdsJson;
 use kv_xfer::engine::{
-    Direction, Engine, EngineConfig, LeaseSpec, Offer, OfferError, Prompt, ReadHandle, ReadOutcome,
-    ReadRequest, ReleasePolicy, ReturnedBlocks, ShutdownReport, StartError, SubmitError,
+    Direction, Engine, EngineConfig, LeaseSpec, Offer, Prompt, ReadHandle, ReadOutcome,
+    ReadRequest, ReleasePolicy, ReturnedBlocks, ShutdownReport, StartError,
 };
 use kv_xfer::identity::BlockHash;
 use kv_xfer::ids::{BlockId, RequestId};
@@ -167,7 +167,7 @@ impl Connector {
             .engine
             .accept(remote, tenant, conversation)
             .map_err(|error| NotRead {
-                name: offer_error(&error),
+                name: error.name(),
                 why: error.to_string(),
             })?;
         if transfer.to_decode && !self.bidirectional {
@@ -251,7 +251,7 @@ impl Connector {
             Err(refused) => {
                 self.engine.release(&offer);
                 Err(NotRead {
-                    name: submit_error(&refused.error),
+                    name: refused.error.name(),
                     why: refused.error.to_string(),
                 })
             }
@@ -300,34 +300,31 @@ impl Connector {
             return None;
         }
         self.leases = self.leases.saturating_add(1);
-        let name = RequestId::new(format!("{}-{:x}", request.id, self.leases));
-        let leased = name.map_err(|error| error.to_string()).and_then(|name| {
-            let spec = LeaseSpec {
-                request: name,
-                blocks: blocks.to_vec(),
-                tokens: tokens as u64,
-                hashes: hashes.to_vec(),
-                ttl: Some(if to_decode {
-                    self.prefill_ttl
-                } else {
-                    self.decode_ttl
-                }),
-                direction: if to_decode {
-                    Direction::PrefillToDecode
-                } else {
-                    Direction::DecodeToPrefill
-                },
-                tenant: request.owner.tenant.as_deref(),
-                conversation: request.owner.conversation.as_deref(),
-            };
-            self.engine
-                .lease(spec)
-                .map_err(|refused| refused.to_string())
-        });
-        match leased {
+        let refused = |reason: &str, error: &dyn std::fmt::Display| {
+            tracing::warn!(request = request.id, reason, %error, "blocks are not leased");
+        };
+        let name = RequestId::new(format!("{}-{:x}", request.id, self.leases))
+            .inspect_err(|error| refused("bad_name", error))
+            .ok()?;
+        let (ttl, direction) = if to_decode {
+            (self.prefill_ttl, Direction::PrefillToDecode)
+        } else {
+            (self.decode_ttl, Direction::DecodeToPrefill)
+        };
+        let spec = LeaseSpec {
+            request: name,
+            blocks: blocks.to_vec(),
+            tokens: tokens as u64,
+            hashes: hashes.to_vec(),
+            ttl: Some(ttl),
+            direction,
+            tenant: request.owner.tenant.as_deref(),
+            conversation: request.owner.conversation.as_deref(),
+        };
+        match self.engine.lease(spec) {
             Ok(leased) => Some(leased.remote.to_json_value(BlockIdsJson::Expanded)),
             Err(error) => {
-                tracing::warn!(request = request.id, %error, "blocks are not leased");
+                refused(error.error.name(), &error.error);
                 None
             }
         }
@@ -341,23 +338,5 @@ impl Connector {
     /// Ends everything.
     pub fn shutdown(self, limit: Duration) -> ShutdownReport {
         self.engine.shutdown(limit)
-    }
-}
-
-fn offer_error(error: &OfferError) -> &'static str {
-    match error {
-        OfferError::Unverifiable { .. } => "unverifiable",
-        OfferError::NotAuthentic { .. } => "not_authentic",
-        OfferError::Layout { .. } => "other_layout",
-        OfferError::Address(_) => "bad_address",
-        _ => "not_accepted",
-    }
-}
-
-fn submit_error(error: &SubmitError) -> &'static str {
-    match error {
-        SubmitError::QueueFull { .. } => "queue_full",
-        SubmitError::ShuttingDown => "shutting_down",
-        _ => "not_submitted",
     }
 }

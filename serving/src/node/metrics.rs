@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_xfer::telemetry::EngineSnapshot;
+use kv_xfer::telemetry::{EngineSnapshot, MetricKind};
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -221,80 +221,24 @@ fn gauge(count: usize) -> ConstGauge<i64> {
 
 /// Every counter and gauge of the transfer engine, under its own name.
 fn engine(encoder: &mut DescriptorEncoder<'_>, engine: &EngineSnapshot) -> fmt::Result {
-    for (name, help, value) in [
-        ("queued", "Reads queued", engine.queued),
-        ("active", "Reads worked on", engine.active),
-        (
-            "quarantined",
-            "Destination blocks that may still be written",
-            engine.quarantined,
-        ),
-        ("leases", "Leases that hold", engine.leases),
-        ("leased_blocks", "Blocks under leases", engine.leased_blocks),
-    ] {
-        let value = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        let name = format!("engine_{name}");
-        value.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
-    }
-    for (name, help, value) in [
-        ("submitted", "Reads submitted", engine.submitted),
-        ("refused", "Reads refused at submission", engine.refused),
-        ("landed", "Reads that landed", engine.landed),
-        ("bytes", "Bytes that landed", engine.bytes),
-        ("descriptors", "Descriptors posted", engine.descriptors),
-        (
-            "failed_lease",
-            "Reads whose lease ended",
-            engine.failed_lease,
-        ),
-        (
-            "failed_peer",
-            "Reads whose peer was gone",
-            engine.failed_peer,
-        ),
-        (
-            "failed_transport",
-            "Reads that failed in the transport",
-            engine.failed_transport,
-        ),
-        (
-            "failed_deadline",
-            "Reads that took too long",
-            engine.failed_deadline,
-        ),
-        (
-            "failed_cancelled",
-            "Reads cancelled",
-            engine.failed_cancelled,
-        ),
-        (
-            "failed_other",
-            "Reads that failed otherwise",
-            engine.failed_other,
-        ),
-        ("meetings", "Peers met", engine.meetings),
-        (
-            "meetings_failed",
-            "Peers that could not be met",
-            engine.meetings_failed,
-        ),
-        ("partings", "Agents given up", engine.partings),
-        ("releases", "Releases told to holders", engine.releases),
-        ("renewals", "Renewals asked of holders", engine.renewals),
-        ("notices", "Notices taken from readers", engine.notices),
-        (
-            "notices_malformed",
-            "Notices not understood",
-            engine.notices_malformed,
-        ),
-    ] {
-        let name = format!("engine_{name}");
-        ConstCounter::new(value).encode(encoder.encode_descriptor(
-            &name,
-            help,
-            None,
-            MetricType::Counter,
-        )?)?;
+    for metric in engine.metrics() {
+        let name = format!("engine_{}", metric.name);
+        let help = metric.help.trim_end_matches('.');
+        match metric.kind {
+            MetricKind::Gauge => {
+                let value = ConstGauge::new(i64::try_from(metric.value).unwrap_or(i64::MAX));
+                value.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
+            }
+            MetricKind::Counter => {
+                let value = ConstCounter::new(metric.value);
+                value.encode(encoder.encode_descriptor(
+                    &name,
+                    help,
+                    None,
+                    MetricType::Counter,
+                )?)?;
+            }
+        }
     }
     Ok(())
 }
@@ -324,6 +268,8 @@ mod tests {
             "kvx_pool_blocks{state=\"free\"} 7",
             "kvx_pool_blocks{state=\"leased\"} 0",
             "kvx_engine_landed_total 3",
+            "kvx_engine_bytes_shm_total 0",
+            "kvx_engine_leases 0",
             "kvx_requests_total{outcome=\"stop\"} 1",
             "kvx_decisions_total{reason=\"worth_reading\"} 1",
             "kvx_read_tokens_total 0",
