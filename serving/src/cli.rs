@@ -169,6 +169,10 @@ pub struct NodeArgs {
     /// How long a read may take before its tokens are computed instead, seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub kv_read_timeout: Duration,
+
+    /// How long a request may wait before it is worked on, seconds; then it is refused
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub queue_timeout: Duration,
 }
 
 /// What may be dialled.
@@ -288,6 +292,7 @@ impl NodeArgs {
             decoder_kv_blocks_ttl: self.decoder_kv_blocks_ttl,
             kv_lease_duration: self.kv_lease_duration,
             kv_read_timeout: self.kv_read_timeout,
+            queue_timeout: self.queue_timeout,
             ..NodeSettings::new(role, name)
         })
     }
@@ -357,6 +362,7 @@ mod tests {
         assert_eq!(settings.kv_recompute_threshold, 64);
         assert_eq!(settings.decoder_kv_blocks_ttl, Duration::from_secs(480));
         assert_eq!(settings.kv_lease_duration, Duration::from_secs(30));
+        assert_eq!(settings.queue_timeout, Duration::from_secs(120));
         assert_eq!(settings.block_tokens, 16);
         assert!(settings.bidirectional_kv_xfer && settings.prefix_caching);
         assert!(settings.engine_id.as_str().starts_with("decode-"));

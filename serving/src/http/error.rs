@@ -1,11 +1,15 @@
 //! Errors in OpenAI's form.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use crate::node::{Failure, Refused};
+
+/// Seconds after which a node that has too much to do is to be asked again: some answers end in that
+/// time.
+const RETRY_AFTER: u16 = 10;
 
 /// An error that a client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +19,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
+    retry_after: Option<u16>,
 }
 
 impl ApiError {
@@ -27,6 +32,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: None,
+            retry_after: None,
         }
     }
 
@@ -56,6 +62,16 @@ impl ApiError {
             status: StatusCode::SERVICE_UNAVAILABLE,
             kind: "server_error",
             ..Self::invalid(message)
+        }
+    }
+
+    /// The node has too much to do now.
+    #[must_use]
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self {
+            code: Some("node_busy"),
+            retry_after: Some(RETRY_AFTER),
+            ..Self::unavailable(message)
         }
     }
 
@@ -94,7 +110,12 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, Json(self.body())).into_response()
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 }
 
@@ -102,6 +123,7 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::ShuttingDown => Self::unavailable(failure.to_string()),
+            Failure::Overdue { .. } => Self::busy(failure.to_string()),
             Failure::Model(_) | Failure::Internal(_) => Self::internal(failure.to_string()),
         }
     }
@@ -109,6 +131,9 @@ impl From<Failure> for ApiError {
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
-        Self::unavailable(refused.to_string())
+        match refused {
+            Refused::Busy => Self::busy(refused.to_string()),
+            Refused::ShuttingDown => Self::unavailable(refused.to_string()),
+        }
     }
 }

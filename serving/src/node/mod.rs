@@ -144,12 +144,7 @@ impl Node {
         let side_channel = connector.side_channel().cloned();
         let cache = BlockCache::new(blocks, settings.prefix_caching);
         let memory = Memory::new(cache, connector, metrics.clone());
-        let scheduler = Scheduler::new(
-            memory,
-            settings.max_num_seqs,
-            settings.max_num_batched_tokens,
-            metrics.clone(),
-        );
+        let scheduler = Scheduler::new(memory, settings, metrics.clone());
         let (commands, taken) = bounded(QUEUE);
         let worker = Worker::new(
             Arc::clone(&loaded),

@@ -191,6 +191,12 @@ pub enum Failure {
     /// The node is ending.
     #[error("the node is shutting down; send the request to another one")]
     ShuttingDown,
+    /// It waited too long before it was worked on.
+    #[error("the request waited for {} s and others are before it; try again later", waited.as_secs())]
+    Overdue {
+        /// How long it waited.
+        waited: Duration,
+    },
     /// The model failed.
     #[error("the model failed: {0}")]
     Model(String),

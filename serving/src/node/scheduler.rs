@@ -17,6 +17,7 @@ use super::memory::Memory;
 use super::metrics::Metrics;
 use super::request::{Decided, Event, Failure, FinishReason, Request};
 use super::sequence::Sequence;
+use super::settings::NodeSettings;
 use crate::model::Tokenizer;
 
 /// A part of a sequence that the next step computes.
@@ -46,6 +47,7 @@ pub struct Scheduler {
     running: BTreeMap<u64, Sequence>,
     max_seqs: usize,
     budget: usize,
+    queue_timeout: Duration,
     next: u64,
     beat: Instant,
     metrics: Metrics,
@@ -54,14 +56,15 @@ pub struct Scheduler {
 impl Scheduler {
     /// An empty one.
     #[must_use]
-    pub fn new(memory: Memory, max_seqs: usize, budget: usize, metrics: Metrics) -> Self {
+    pub fn new(memory: Memory, settings: &NodeSettings, metrics: Metrics) -> Self {
         Self {
             memory,
             waiting: BTreeMap::new(),
             reading: BTreeMap::new(),
             running: BTreeMap::new(),
-            max_seqs: max_seqs.max(1),
-            budget: budget.max(1),
+            max_seqs: settings.max_num_seqs.max(1),
+            budget: settings.max_num_batched_tokens.max(1),
+            queue_timeout: settings.queue_timeout,
             next: 0,
             beat: Instant::now(),
             metrics,
@@ -128,6 +131,32 @@ impl Scheduler {
         }
     }
 
+    /// Refuses requests that have waited too long. One of which something was worked on is served:
+    /// its client may have text already.
+    pub fn refuse_overdue(&mut self, now: Instant) {
+        let waited = |sequence: &Sequence| now.saturating_duration_since(sequence.request.arrived);
+        let overdue: Vec<(Arc<Request>, Duration)> = self
+            .waiting
+            .values()
+            .filter(|sequence| sequence.leader.is_none() && sequence.started.is_none())
+            .map(|sequence| (sequence, waited(sequence)))
+            .filter(|(_, waited)| *waited > self.queue_timeout)
+            .map(|(sequence, waited)| (Arc::clone(&sequence.request), waited))
+            .collect();
+        for (request, waited) in overdue {
+            tracing::warn!(request = request.id, ?waited, "refused, it waited too long");
+            let choices: Vec<u64> = self
+                .waiting
+                .values()
+                .filter(|sequence| Arc::ptr_eq(&sequence.request, &request))
+                .map(|sequence| sequence.number)
+                .collect();
+            for number in choices {
+                self.end_failed(number, &Failure::Overdue { waited }, "overdue");
+            }
+        }
+    }
+
     /// Ends every sequence.
     pub fn fail_all(&mut self, failure: &Failure) {
         let numbers: Vec<u64> = self
@@ -144,6 +173,10 @@ impl Scheduler {
 
     /// Ends a sequence that cannot be served.
     pub fn fail(&mut self, number: u64, failure: &Failure) {
+        self.end_failed(number, failure, "failed");
+    }
+
+    fn end_failed(&mut self, number: u64, failure: &Failure, outcome: &str) {
         let found = self
             .running
             .get(&number)
@@ -151,7 +184,7 @@ impl Scheduler {
             .or_else(|| self.reading.get(&number).map(|(sequence, _)| sequence));
         if let Some(sequence) = found {
             let _ = sequence.request.output.send(Event::Failed(failure.clone()));
-            self.metrics.request("failed");
+            self.metrics.request(outcome);
         }
         self.abort(number);
     }

@@ -66,6 +66,8 @@ pub struct NodeSettings {
     pub kv_lease_duration: Duration,
     /// How long a read may take before its tokens are computed instead.
     pub kv_read_timeout: Duration,
+    /// How long a request may wait before it is worked on; one that waited longer is refused.
+    pub queue_timeout: Duration,
 }
 
 impl NodeSettings {
@@ -90,6 +92,7 @@ impl NodeSettings {
             decoder_kv_blocks_ttl: Duration::from_secs(480),
             kv_lease_duration: Duration::from_secs(30),
             kv_read_timeout: Duration::from_secs(10),
+            queue_timeout: Duration::from_secs(120),
         }
     }
 }

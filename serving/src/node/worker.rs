@@ -76,6 +76,7 @@ impl Worker {
             let now = Instant::now();
             self.scheduler.memory.collect();
             self.scheduler.drop_abandoned();
+            self.scheduler.refuse_overdue(now);
             self.scheduler.poll_reads(now);
             self.scheduler.memory.restore();
             self.scheduler.heartbeat(now);

@@ -141,16 +141,25 @@ impl Client {
         lines.iter().map(parse).collect()
     }
 
-    /// Begins a streamed answer and goes away after its first bytes, or after `patience`.
-    pub async fn leave(&self, node: &NodeProcess, extra: Value, patience: Duration) {
+    /// Begins an answer of a chat, whatever its status.
+    pub async fn open(&self, node: &NodeProcess, extra: Value) -> reqwest::Response {
+        let request = self.request(node, "/v1/chat/completions", &self.body(extra));
+        request.send().await.expect("an answer")
+    }
+
+    /// Begins a streamed answer, and returns when its first bytes have come.
+    pub async fn begin(&self, node: &NodeProcess, extra: Value) -> reqwest::Response {
         let mut extra = extra;
         extra["stream"] = true.into();
-        let request = self.request(node, "/v1/chat/completions", &self.body(extra));
-        let begin = async {
-            let mut response = request.send().await.unwrap();
-            response.chunk().await.unwrap();
-        };
-        let _ = tokio::time::timeout(patience, begin).await;
+        let mut response = self.open(node, extra).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.chunk().await.unwrap().is_some());
+        response
+    }
+
+    /// Begins a streamed answer and goes away after its first bytes, or after `patience`.
+    pub async fn leave(&self, node: &NodeProcess, extra: Value, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.begin(node, extra)).await;
     }
 
     /// What a router does: prefill with the handle of the turn before, then decode.
