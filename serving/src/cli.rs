@@ -162,7 +162,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "480", value_parser = seconds)]
     pub decoder_kv_blocks_ttl: Duration,
 
-    /// How long the blocks of a prompt are kept for the decode node, seconds
+    /// How long the blocks of a prompt are kept for the decode node, seconds. Heartbeats of a request that
+    /// waits make it two thirds of that, and five seconds must be left: with less than 10 it is computed
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub kv_lease_duration: Duration,
 

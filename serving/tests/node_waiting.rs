@@ -10,8 +10,10 @@ use common::{Client, NodeProcess, conversation};
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
 
-/// How long a prefill node keeps a prompt's blocks unless it hears from who will read them.
-const LEASE: Duration = Duration::from_secs(6);
+/// How long a prefill node keeps a prompt's blocks unless it hears from who will read them. A heartbeat
+/// makes it two thirds of that, which is to be well above the five seconds that a lease must have left
+/// to be read.
+const LEASE: Duration = Duration::from_secs(15);
 /// Settings of a decode node that serves one request at a time.
 const ONE: [&str; 4] = ["--max-num-seqs", "1", "--kv-cache-mib", "256"];
 
@@ -49,7 +51,7 @@ async fn decode_late(prefill: &NodeProcess, decode: &NodeProcess, topic: &str) -
     assert!(params.is_object());
     let late = async {
         until_waiting(&client, decode).await;
-        tokio::time::sleep(LEASE * 2).await;
+        tokio::time::sleep(LEASE * 3 / 2).await;
         assert_eq!(waiting(&client, decode).await, 1, "it was not busy enough");
         let kept = client.pool(prefill).await["leased"] > before;
         drop(other);
