@@ -8,6 +8,8 @@ const SIZE: (i32, i32) = (860, 480);
 const LEFT: i32 = 80;
 const RIGHT: i32 = 620;
 const TOP: i32 = 90;
+/// Points beyond this many are not marked: their marks would hide the line.
+const MOST_MARKS: usize = 40;
 const BOTTOM: i32 = 410;
 /// Okabe and Ito's colours, which stay apart for colour-blind readers.
 const COLORS: [RGBColor; 6] = [
@@ -77,8 +79,10 @@ pub fn lines(
             .map(|(a, b)| (x.at(*a), y.at(*b)))
             .collect();
         canvas.line(line.clone(), color, 2)?;
-        for point in line {
-            canvas.dot(point, 4, color)?;
+        if line.len() <= MOST_MARKS {
+            for point in line {
+                canvas.dot(point, 4, color)?;
+            }
         }
         let at = at.min(free - LINE);
         free = at;

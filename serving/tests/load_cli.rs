@@ -77,6 +77,7 @@ fn a_bench_shows_hits_only_with_the_transfer_on() {
     assert_eq!(sum("on", "later"), (4, 0, 2.0));
     assert_eq!(sum("on", "first"), (4, 0, 0.0));
     assert_eq!(report["leaked_blocks"], 0);
+    assert_eq!(report["texts_equal"], true);
     for file in ["bench.json", "bench-ttft.svg", "bench-pinned.svg"] {
         assert!(
             fs::metadata(out.path().join(file)).unwrap().len() > 100,
@@ -126,8 +127,16 @@ fn a_trace_is_replayed_with_several_conversations_at_once() {
         assert_eq!(requests, 9, "{rows:?}");
         assert!(rows.iter().all(|row| row.2 == 0), "{rows:?}");
     }
-    let later = rows(&report, "on").into_iter().find(|row| row.0 == "later");
-    assert!(later.unwrap().3 > 0.99);
+    let mut later = rows(&report, "on")
+        .into_iter()
+        .filter(|row| row.0 == "later");
+    assert!(later.all(|row| row.3 > 0.99));
+    assert_eq!(report["texts_equal"], true);
+    // Groups are by length: the prompts' end is within a group's name.
+    for row in report["rows"].as_array().unwrap() {
+        let most = row["group"].as_str().unwrap().trim_start_matches('≤');
+        assert!(row["prompt_tokens"].as_u64() <= most.parse().ok(), "{row}");
+    }
 }
 
 #[test]
@@ -147,5 +156,6 @@ fn bad_arguments_are_refused_before_anything_starts() {
         return;
     };
     assert_eq!(code, Some(2), "{stderr}");
-    assert!(stderr.contains("/nowhere"), "{stderr}");
+    assert!(stderr.contains("/nowhere: cannot open"), "{stderr}");
+    assert!(stderr.contains("No such file"), "{stderr}");
 }

@@ -26,8 +26,11 @@ const MIN_SHARED_IDS: usize = 2;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TraceError {
+    /// There is no such file, or it may not be read.
+    #[error("cannot open the trace: {0}")]
+    Open(#[source] io::Error),
     /// It could not be read.
-    #[error("cannot read the trace at line {line}")]
+    #[error("cannot read the trace at line {line}: {source}")]
     Io {
         /// Line number, from 1.
         line: usize,
@@ -44,7 +47,7 @@ pub enum TraceError {
     /// A line is no request.
     #[error(
         "line {line} of the trace is not a request in Mooncake's format (timestamp, input_length, \
-         output_length, hash_ids)"
+         output_length, hash_ids): {source}"
     )]
     Json {
         /// Line number, from 1.

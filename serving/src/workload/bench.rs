@@ -14,7 +14,7 @@ use crate::model::Loaded;
 /// Help after the arguments.
 pub const BENCH_HELP: &str = "\
 Examples:
-  serving bench                                       contexts of 512 to 7k tokens, two turns each
+  serving bench                                       contexts of 512 to 7k tokens, three turns each
   serving bench --contexts 512 --conversations 10 --turns 10 --input 150 --output 300 --clients 2
                                                       ten conversations that grow by 450 tokens a turn
   serving bench --contexts 2k --conversations 20 --rate 0.5 --out results
@@ -140,7 +140,7 @@ fn load(args: &BenchArgs, model: &Loaded) -> Load {
                 })
                 .collect();
             talks.push(Talk {
-                group: context.to_string(),
+                group: Some(context.to_string()),
                 begin,
                 turns,
             });

@@ -44,8 +44,8 @@ pub struct TalkTurn {
 /// One conversation to be held.
 #[derive(Debug, Clone)]
 pub struct Talk {
-    /// Which group it belongs to in reports.
-    pub group: String,
+    /// Which group it belongs to in reports; without one, each turn belongs to those of its prompt's length.
+    pub group: Option<String>,
     /// When it begins.
     pub begin: Duration,
     /// Its turns.
@@ -66,8 +66,10 @@ pub struct Load {
 /// One turn that was held.
 #[derive(Debug, Clone)]
 pub struct Sample {
+    /// Its conversation's number in the load.
+    pub talk: usize,
     /// Its conversation's group.
-    pub group: String,
+    pub group: Option<String>,
     /// Its number in the conversation, from 0.
     pub turn: usize,
     /// The answer, or why there is none.
@@ -116,6 +118,7 @@ pub(super) async fn hold(
         talks.spawn(async move {
             sleep_until(begin + talk.begin).await;
             let one = Conversation {
+                number,
                 name: format!("load-{number}"),
                 client,
                 prefill: if clear { prefill } else { Arc::default() },
@@ -150,6 +153,7 @@ pub(super) async fn hold(
 }
 
 struct Conversation {
+    number: usize,
     name: String,
     client: Client,
     prefill: Arc<Vec<String>>,
@@ -179,6 +183,7 @@ impl Conversation {
                 messages.push(json!({"role": "assistant", "content": answer.text}));
             }
             samples.push(Sample {
+                talk: self.number,
                 group: talk.group.clone(),
                 turn: number,
                 answer: answer.map_err(|error| error.to_string()),

@@ -14,8 +14,8 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use super::bench::LoadArgs;
-use super::hold::{HoldError, Load, Talk, TalkTurn, hold};
-use super::report::{LoadReport, Mode, groups};
+use super::hold::{HoldError, Load, Sample, Talk, TalkTurn, hold};
+use super::report::{LoadReport, Mode, different_texts, groups};
 use super::text::Filler;
 use crate::client::{Client, ClientError};
 use crate::cluster::{Cluster, ClusterError, ClusterSpec, this_program};
@@ -111,7 +111,7 @@ pub fn run(args: &ReplayArgs) -> Exit {
 fn conversations(path: &Path, args: &ReplayArgs) -> Result<Vec<Conversation>, TraceError> {
     /// Tokens that a divided prompt may have: the model takes 8,192, of which the template needs some.
     const MOST: u64 = 7000;
-    let file = File::open(path).map_err(|source| TraceError::Io { line: 0, source })?;
+    let file = File::open(path).map_err(TraceError::Open)?;
     let all = read_conversations(BufReader::new(file))?;
     Ok(select(
         &all,
@@ -152,7 +152,7 @@ fn load(args: &ReplayArgs, model: &Loaded, conversations: &[Conversation]) -> Lo
             });
         }
         Talk {
-            group: "trace".into(),
+            group: None,
             begin: shorter(one.turns.first().map_or(0, |turn| turn.at_ms - first)),
             turns,
         }
@@ -231,8 +231,10 @@ async fn both(
         rows: Vec::new(),
         pinned: Vec::new(),
         seconds: [0.0; 2],
+        texts_equal: false,
         leaked_blocks: 0,
     };
+    let mut held: Vec<Vec<Sample>> = Vec::new();
     for (mode, seconds) in [Mode::Off, Mode::On].into_iter().zip(0..) {
         let name = format!("transfer {mode:?}").to_lowercase();
         bar.set_message(format!("{name}: starting"));
@@ -258,6 +260,7 @@ async fn both(
             report.problems.push(failed.clone());
         }
         report.rows.extend(groups(mode, &samples, bytes_per_token));
+        held.push(samples);
         if mode == Mode::On {
             report.pinned = pinned;
         }
@@ -267,6 +270,16 @@ async fn both(
     }
     bar.finish_and_clear();
     report.sort();
+    let different = match held.as_slice() {
+        [off, on] => different_texts(off, on),
+        _ => 0,
+    };
+    report.texts_equal = different == 0;
+    if different > 0 {
+        report
+            .problems
+            .push(format!("{different} answers differ between off and on"));
+    }
     if report.leaked_blocks > 0 {
         let leaked = report.leaked_blocks;
         report

@@ -29,7 +29,7 @@ pub enum Mode {
 /// The turns of one group in one mode.
 #[derive(Debug, Clone, Serialize)]
 pub struct Group {
-    /// The group, such as a context length.
+    /// The group: tokens of the first question, or `≤` the most tokens of its prompts.
     pub group: String,
     /// Off or on.
     pub mode: Mode,
@@ -71,7 +71,7 @@ pub struct Pinned {
 /// The outcome of a load, off and on.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadReport {
-    /// Every turn had an answer and no block leaked.
+    /// Every turn had an answer, the same off and on, and no block leaked.
     pub ok: bool,
     /// What was wrong.
     pub problems: Vec<String>,
@@ -85,15 +85,50 @@ pub struct LoadReport {
     pub pinned: Vec<Pinned>,
     /// Time that the load took off and on, seconds.
     pub seconds: [f64; 2],
+    /// Every answer was the same off and on.
+    pub texts_equal: bool,
     /// Blocks that were not given back.
     pub leaked_blocks: u64,
+}
+
+/// The group of a sample: its conversation's, or that of its prompt's length, by powers of two.
+fn group_of(sample: &Sample) -> String {
+    /// Shorter prompts are one group.
+    const SHORT: u64 = 256;
+    let by_length = || match &sample.answer {
+        Ok(answer) => {
+            let most = answer.prompt_tokens.checked_next_power_of_two();
+            format!("≤{}", most.unwrap_or(u64::MAX).max(SHORT))
+        }
+        Err(_) => "no answer".to_owned(),
+    };
+    sample.group.clone().unwrap_or_else(by_length)
+}
+
+/// How many turns that were answered both times have other texts.
+pub(super) fn different_texts(off: &[Sample], on: &[Sample]) -> usize {
+    let texts: BTreeMap<(usize, usize), &str> = off
+        .iter()
+        .filter_map(|one| {
+            Some((
+                (one.talk, one.turn),
+                one.answer.as_ref().ok()?.text.as_str(),
+            ))
+        })
+        .collect();
+    on.iter()
+        .filter(|one| {
+            let (before, now) = (texts.get(&(one.talk, one.turn)), one.answer.as_ref().ok());
+            before.is_some_and(|before| now.is_some_and(|now| now.text != *before))
+        })
+        .count()
 }
 
 /// Puts samples into groups, first turns apart from later ones.
 pub(super) fn groups(mode: Mode, samples: &[Sample], bytes_per_token: u64) -> Vec<Group> {
     let mut by: BTreeMap<(String, bool), Vec<&Sample>> = BTreeMap::new();
     for sample in samples {
-        let key = (sample.group.clone(), sample.turn > 0);
+        let key = (group_of(sample), sample.turn > 0);
         by.entry(key).or_default().push(sample);
     }
     by.into_iter()
@@ -198,6 +233,9 @@ impl LoadReport {
              {} blocks leaked.",
             self.leaked_blocks
         );
+        if self.texts_equal {
+            text.push_str("Every answer was the same, off and on.\n");
+        }
         for problem in &self.problems {
             let _ = writeln!(text, "PROBLEM: {problem}");
         }
@@ -250,6 +288,6 @@ impl LoadReport {
 impl Group {
     /// A group's length, if its name is a number of tokens.
     fn prompt_tokens_of_group(&self) -> u64 {
-        self.group.parse().unwrap_or(0)
+        self.group.trim_start_matches('≤').parse().unwrap_or(0)
     }
 }
