@@ -92,6 +92,55 @@ fn a_driver_that_dies_keeps_the_blocks_of_agents_that_it_cannot_destroy() {
 }
 
 #[test]
+fn an_engine_that_cannot_register_does_not_start_and_keeps_nothing() {
+    let fabric = Arc::new(SimFabric::new());
+    let pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), POOL_BLOCKS);
+    let mut config = config("decode");
+    // A port that the last attempt must find free.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    config.holder.bind = Some(port.local_addr().unwrap());
+    drop(port);
+    // The pool, then the lease words.
+    for registered in 0..2 {
+        fabric.refuse_registration_after(registered);
+        let refused = Engine::start(config.clone(), Arc::clone(&pool), Arc::clone(&fabric));
+        assert!(
+            matches!(refused, Err(StartError::Transport(_))),
+            "{refused:?}"
+        );
+        assert!(fabric.agents().is_empty());
+        assert_eq!(Arc::strong_count(&pool), 1);
+    }
+    drop(engine(config, &pool, &fabric));
+}
+
+#[test]
+fn a_reader_that_cannot_register_fails_its_reads_and_tries_again() {
+    // The pool, then the words that land beside the blocks.
+    for registered in 0..2 {
+        let pair = pair_with(|config| config.reader.spare_agents = 0);
+        let (_, offer) = pair.offer("r", &ids(0..4));
+        let agents = pair.fabric.agents().len();
+        pair.fabric.refuse_registration_after(registered);
+        let read = || {
+            let keep = ReadRequest {
+                release: ReleasePolicy::Never,
+                ..request(&offer, pair.claim(0..4))
+            };
+            pair.reader.read(keep).unwrap().wait()
+        };
+        let failure = read().unwrap_err();
+        assert!(
+            matches!(failure.blocks, FailedBlocks::Returned(_)),
+            "{failure:?}"
+        );
+        assert_eq!(pair.fabric.agents().len(), agents);
+        drop(failure);
+        eventually("the peer is met", || read().is_ok());
+    }
+}
+
+#[test]
 fn a_connection_that_broke_quietly_is_made_anew() {
     for (kind, meetings) in [
         (FailureKind::PeerLost, 2),

@@ -164,7 +164,75 @@ impl EngineStats {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
     use super::*;
+    use crate::ids::{EngineId, LeaseId};
+    use crate::transport::{FailureKind, TransportError};
+
+    #[test]
+    fn each_kind_of_failure_has_its_own_counter() {
+        let engine = EngineId::new("e").unwrap();
+        let failures = [
+            (
+                "failed_lease",
+                ReadError::LeaseLost {
+                    engine: engine.clone(),
+                    lease: LeaseId(1),
+                    expected: 1,
+                    found: 2,
+                },
+            ),
+            (
+                "failed_peer",
+                ReadError::PeerSilent {
+                    engine: engine.clone(),
+                    after: Duration::from_secs(5),
+                },
+            ),
+            (
+                "failed_transport",
+                ReadError::Transport {
+                    engine: engine.clone(),
+                    cause: TransportError {
+                        operation: "read",
+                        kind: FailureKind::Backend,
+                        cause: String::new(),
+                        raw: None,
+                    },
+                },
+            ),
+            (
+                "failed_deadline",
+                ReadError::Deadline {
+                    engine: engine.clone(),
+                    limit: Duration::from_secs(1),
+                    phase: "queued",
+                },
+            ),
+            ("failed_cancelled", ReadError::Cancelled),
+            (
+                "failed_other",
+                ReadError::NoSuchWord {
+                    engine,
+                    slot: 1,
+                    slots: 1,
+                },
+            ),
+        ];
+        for (name, error) in failures {
+            let stats = EngineStats::default();
+            stats.count_failure(&error);
+            let counted: Vec<_> = stats
+                .snapshot()
+                .metrics()
+                .filter(|metric| metric.value > 0)
+                .map(|metric| (metric.name, metric.value))
+                .collect();
+            assert_eq!(counted, [(name, 1)], "{error}");
+        }
+    }
 
     #[test]
     fn every_number_has_a_name_a_kind_and_a_help() {

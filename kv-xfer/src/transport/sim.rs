@@ -92,6 +92,7 @@ struct State {
     next_operation: u64,
     windows_posted: u64,
     indestructible: bool,
+    registers_before_refusal: Option<u32>,
     at_once: bool,
     watch: Option<Watch>,
 }
@@ -146,6 +147,11 @@ impl SimFabric {
     /// still write after they are gone.
     pub fn refuse_destruction(&self) {
         self.state.lock().indestructible = true;
+    }
+
+    /// After `calls` more registrations one is refused, as when memory may not be locked.
+    pub fn refuse_registration_after(&self, calls: u32) {
+        self.state.lock().registers_before_refusal = Some(calls);
     }
 
     /// From now on windows are over when they are posted, unless their script says otherwise: posting
@@ -354,9 +360,20 @@ impl Agent for SimAgent {
                 .validate()
                 .map_err(|e| error("register", FailureKind::Rejected, e.to_string()))?;
         }
+        let mut state = self.fabric.state.lock();
+        if let Some(before) = state.registers_before_refusal.take() {
+            let Some(left) = before.checked_sub(1) else {
+                return Err(error(
+                    "register",
+                    FailureKind::Backend,
+                    "refused".to_owned(),
+                ));
+            };
+            state.registers_before_refusal = Some(left);
+        }
         self.local.extend_from_slice(regions);
         self.keep.push(keep);
-        if let Some(agent) = self.fabric.state.lock().agents.get_mut(&self.name) {
+        if let Some(agent) = state.agents.get_mut(&self.name) {
             agent.registered.extend_from_slice(regions);
         }
         Ok(())
