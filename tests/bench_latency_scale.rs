@@ -160,6 +160,19 @@ fn scale_has_the_promised_rows_and_loses_nothing() {
         probes[1],
         &["p99_to_idle", "p99_within_3x", "queued_p50_us"],
     );
+    for loss in ["killed", "stopped"] {
+        let beside = rows(&report, &format!("3-peers-beside-one-{loss}"))[0];
+        assert!(beside.verified && beside.bytes > 0);
+        assert_eq!(beside.more["ok"], true);
+        has(
+            beside,
+            &["gbps_before", "rate_to_before", "kept_90_percent"],
+        );
+        if loss == "killed" {
+            assert!(beside.more["failed"].as_f64().unwrap() > 0.0);
+            has(beside, &["why", "last_failure_ms"]);
+        }
+    }
     let queue = rows(&report, "queue-of-32")[0];
     let count = |name: &str| queue.more[name].as_f64().unwrap();
     assert_eq!(count("taken") + count("refused"), count("burst"));

@@ -49,8 +49,10 @@ impl Tenant {
     }
 }
 
-/// The key of `Authorization: Bearer KEY`; of another scheme the whole value.
-pub(crate) fn api_key(headers: &HeaderMap) -> Option<&[u8]> {
+/// The API key of a request: that of `Authorization: Bearer KEY`; of another scheme the whole value. Engines
+/// that keep tenants apart use the same, so that router and engines mean the same tenant.
+#[must_use]
+pub fn api_key(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let key = match value.split_at_checked(7) {
         Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key,

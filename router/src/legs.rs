@@ -11,11 +11,16 @@ use bytes::{Bytes, BytesMut};
 use crate::error::ApiError;
 use crate::json::{Fields, is_object};
 use crate::metrics::Outcome;
-use crate::nodes::{Busy, Group};
+use crate::nodes::{Busy, Group, Node};
 use crate::request::{Api, ClientBody, PARAMS, end_to_end};
 use crate::server::Shared;
 use crate::store::{Homes, Taken};
 
+/// For how long a node must have been down before what it was asked is asked of another: one that is merely
+/// late with its health is waited for.
+const DOWN_FOR: Duration = Duration::from_secs(2);
+/// How often it is looked at whether a node is down.
+const LOOK: Duration = Duration::from_millis(200);
 /// Bytes of a node's error that are passed on.
 const MAX_ERROR_BYTES: usize = 1 << 20;
 
@@ -123,13 +128,14 @@ impl Legs<'_> {
         prefilled: Option<&Prefilled>,
     ) -> Result<(Answer, Busy, bool), NoAnswer> {
         let params = prefilled.and_then(|prefilled| prefilled.params.as_deref());
-        let body = self.body.for_decode(params);
+        let keep = self.shared.config.bidirectional && !self.body.many_prompts;
+        let body = self.body.for_decode(params, keep);
         let decode = self.generate(&self.shared.decode, self.homes.decode, &body);
         let failure = match decode.await {
             Ok((answer, busy)) => return Ok((answer, busy, false)),
             Err(failure) => failure,
         };
-        let body = self.body.for_decode(None);
+        let body = self.body.for_decode(None, keep);
         let near = prefilled
             .map(|prefilled| prefilled.node)
             .or(self.homes.prefill);
@@ -190,8 +196,21 @@ impl Legs<'_> {
     }
 
     /// Sends a body to a node, and waits for its answer: `first` for a stream to begin, `whole` for an
-    /// answer in one piece.
+    /// answer in one piece. A node that goes down without a word is not waited for.
     async fn ask(
+        &self,
+        busy: &Busy,
+        body: &Bytes,
+        first: Duration,
+        whole: Duration,
+    ) -> Result<Answer, Failure> {
+        tokio::select! {
+            answer = self.answer_of(busy, body, first, whole) => answer,
+            () = down(&busy.node) => Err(Failure::Broken("the node went down".to_owned())),
+        }
+    }
+
+    async fn answer_of(
         &self,
         busy: &Busy,
         body: &Bytes,
@@ -244,6 +263,17 @@ impl Legs<'_> {
             Failure::Unreachable(why) => node.unreachable(why),
             Failure::TimedOut | Failure::Broken(_) => node.check.notify_one(),
             Failure::Refused(_) => {}
+        }
+    }
+}
+
+/// Until a node has been down for a while.
+async fn down(node: &Node) {
+    let mut since = Instant::now();
+    while since.elapsed() < DOWN_FOR {
+        tokio::time::sleep(LOOK).await;
+        if node.is_up() {
+            since = Instant::now();
         }
     }
 }

@@ -86,6 +86,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 pub use address::{NodeUrl, NodeUrlError};
 pub use config::{ApiKeys, ConfigError, ROUTER_HELP, RouterArgs, RouterConfig};
+pub use conversation::api_key;
 pub use run::{Ended, RunError, run};
 
 use listener::Clients;

@@ -120,11 +120,14 @@ impl<'a> ClientBody<'a> {
         fields.to_text().into()
     }
 
-    /// The body for decode: the client's, with what prefill said.
-    pub fn for_decode(&self, params: Option<&str>) -> Bytes {
+    /// The body for decode: the client's, with what prefill said. Where that is nothing, and the blocks
+    /// are to be kept for a next turn, it is asked to describe them.
+    pub fn for_decode(&self, params: Option<&str>, keep: bool) -> Bytes {
         let mut fields = self.fields.clone();
         if let Some(params) = params.and_then(|params| Fields::parse(params).ok()) {
             fields.set(PARAMS, raw(&params));
+        } else if keep {
+            fields.set(PARAMS, raw(&*NO_BLOCKS));
         }
         fields.to_text().into()
     }
@@ -134,6 +137,14 @@ impl<'a> ClientBody<'a> {
 static NO_HANDLE: LazyLock<Fields<'static>> = LazyLock::new(|| {
     Fields::parse(
         r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#,
+    )
+    .unwrap_or_default()
+});
+
+/// What decode is told where no blocks are offered and its own are to be described.
+static NO_BLOCKS: LazyLock<Fields<'static>> = LazyLock::new(|| {
+    Fields::parse(
+        r#"{"do_remote_decode":false,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#,
     )
     .unwrap_or_default()
 });
@@ -276,9 +287,16 @@ mod tests {
     #[test]
     fn decode_gets_the_clients_body_and_prefills_params() {
         let body = parse(r#"{"n":2,"conversation_id":"c","stream":true,"seed":1e3}"#);
-        assert_eq!(body.for_decode(None), r#"{"n":2,"stream":true,"seed":1e3}"#);
         assert_eq!(
-            body.for_decode(Some(r#"{"remote_host":"p","n":[ 1 ]}"#)),
+            body.for_decode(None, false),
+            r#"{"n":2,"stream":true,"seed":1e3}"#
+        );
+        let asked = body.for_decode(None, true);
+        let asked: serde_json::Value = serde_json::from_slice(&asked).unwrap();
+        assert_eq!(asked["kv_transfer_params"]["do_remote_prefill"], false);
+        assert_eq!(asked["kv_transfer_params"]["do_remote_decode"], false);
+        assert_eq!(
+            body.for_decode(Some(r#"{"remote_host":"p","n":[ 1 ]}"#), true),
             r#"{"n":2,"stream":true,"seed":1e3,"kv_transfer_params":{"remote_host":"p","n":[ 1 ]}}"#
         );
     }

@@ -70,7 +70,9 @@ async fn without_prefill_decode_computes_all() {
     let text = client
         .ok(client.chat(&body("c", true)).header("X-KVX-Report", "1"))
         .await;
-    assert!(d[0].last().params().is_null());
+    // Nothing to read, and its own blocks to describe.
+    assert_eq!(d[0].last().params()["do_remote_prefill"], json!(false));
+    assert_eq!(d[0].last().params()["do_remote_decode"], json!(false));
     let report = events(&text).pop().unwrap()["kvx"]["router"].clone();
     assert_eq!(
         (&report["fallback"], &report["prefill_node"]),
@@ -184,7 +186,9 @@ async fn without_decode_a_prefill_node_answers_whole() {
     let text = client.turn("c", true).await;
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     assert!(!text.contains("kv_transfer_params"), "{text}");
-    assert!(p[0].last().params().is_null());
+    // Nothing to read, and its own blocks to describe.
+    assert_eq!(p[0].last().params()["do_remote_prefill"], json!(false));
+    assert_eq!(p[0].last().params()["do_remote_decode"], json!(false));
     assert_eq!(p[0].last().body["stream"], json!(true));
     assert_eq!(
         client
@@ -218,6 +222,54 @@ async fn the_legs_have_deadlines() {
         let (status, error) = client.failed(client.chat(&body("c", stream))).await;
         assert_eq!((status, &error["code"]), (504, &json!("node_timeout")));
     }
+}
+
+#[tokio::test]
+async fn a_node_that_goes_down_without_a_word_is_not_waited_for() {
+    let (p, d, client) = four(|config| config.health_interval = Duration::from_millis(20)).await;
+    for hung in [&p[0], &d[0]] {
+        hung.always(Reply::Hang);
+    }
+    let asked = async {
+        let first = client.turn("streamed", true).await;
+        for hung in [&p[0], &d[0]] {
+            assert_eq!(hung.count(), 1);
+        }
+        first
+    };
+    let go_down = async {
+        for hung in [&p[0], &d[0]] {
+            until(|| async { hung.count() > 0 }).await;
+            hung.set_health(503);
+        }
+    };
+    let (text, ()) = tokio::join!(asked, go_down);
+    assert!(text.ends_with("[DONE]\n\n"), "{text}");
+    assert_eq!((p[1].count(), d[1].count()), (1, 1));
+    // The same for an answer in one piece.
+    d[0].set_health(200);
+    until(|| async {
+        client
+            .metric("kvx_router_nodes{role=\"decode\",state=\"down\"}")
+            .await
+            == 0
+    })
+    .await;
+    d[1].set_health(503);
+    until(|| async {
+        client
+            .metric("kvx_router_nodes{role=\"decode\",state=\"down\"}")
+            .await
+            == 1
+    })
+    .await;
+    let go_down = async {
+        until(|| async { d[0].count() > 1 }).await;
+        d[1].set_health(200);
+        d[0].set_health(503);
+    };
+    tokio::join!(client.turn("whole", false), go_down);
+    assert_eq!((d[0].count(), d[1].count()), (2, 2));
 }
 
 #[tokio::test]

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_vllms() {
+    fn defaults_are_vllms_but_for_the_transfer_that_is_on() {
         let settings = node("serving decode")
             .unwrap()
             .settings(Role::Decode)

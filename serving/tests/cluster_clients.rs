@@ -26,13 +26,20 @@ for turn in range(3):
         text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
     else:
         text = ""
-        for chunk in client.chat.completions.create(stream=True, **ask):
+        for chunk in client.chat.completions.create(
+            stream=True, stream_options={"include_usage": True}, **ask
+        ):
             assert not getattr(chunk, "kv_transfer_params", None), chunk
+            if chunk.usage and turn == 0:
+                # Blocks that decode reads from prefill were computed for this very request.
+                assert chunk.usage.prompt_tokens_details.cached_tokens == 0, chunk.usage
+                counted = True
             if chunk.choices:
                 text += chunk.choices[0].delta.content or ""
                 reason = chunk.choices[0].finish_reason
     assert text and reason in ("stop", "length"), (text, reason)
     messages.append({"role": "assistant", "content": text})
+assert counted
 try:
     client.chat.completions.create(model=model, messages=messages, max_tokens=-1)
     raise SystemExit("a negative length was taken")

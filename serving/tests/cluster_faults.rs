@@ -12,6 +12,9 @@ use serving::cluster::{Cluster, ClusterSpec, Served};
 use serving::provision;
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long decode nodes keep blocks for a next turn: longer than from turn to turn, and short enough to
+/// see the end of it.
+const TTL: &str = "30";
 
 fn spec(prefill: usize, decode: usize) -> ClusterSpec {
     ClusterSpec {
@@ -20,7 +23,7 @@ fn spec(prefill: usize, decode: usize) -> ClusterSpec {
         decode,
         bidirectional: true,
         kv_cache_mib: 96,
-        node_arguments: Vec::new(),
+        node_arguments: vec!["--decoder-kv-blocks-ttl".into(), TTL.into()],
         router_arguments: vec!["--health-interval".into(), "0.2".into()],
     }
 }
@@ -87,6 +90,14 @@ impl Talk {
     }
 }
 
+/// Which of these nodes served an answer as `role`.
+fn position(answer: &Answer, role: &str, nodes: &[Served]) -> usize {
+    let node = answer.report.pointer(&format!("/router/{role}_node"));
+    let node = node.and_then(Value::as_str).unwrap();
+    let is = |one: &Served| node.contains(one.url().trim_start_matches("http://"));
+    nodes.iter().position(is).unwrap()
+}
+
 fn hit(answer: &Answer) -> bool {
     answer.report.pointer("/router/hit") == Some(&Value::Bool(true))
 }
@@ -97,18 +108,28 @@ fn read_tokens(answer: &Answer) -> u64 {
 }
 
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
+    let limit = LIMIT + Duration::from_secs(TTL.parse().unwrap());
+    let end = Instant::now() + limit;
     while !holds().await {
-        assert!(Instant::now() < end, "not within {LIMIT:?}: {what}");
+        assert!(Instant::now() < end, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// No request, read or quarantine holds a block on any node that lives.
 async fn nothing_leaks(nodes: impl IntoIterator<Item = &Served>) {
+    none_in(&["active", "claimed", "quarantined"], nodes).await;
+}
+
+/// Neither does a lease, once the last of them is over.
+async fn nothing_is_left(nodes: impl IntoIterator<Item = &Served>) {
+    none_in(&["active", "claimed", "quarantined", "leased"], nodes).await;
+}
+
+async fn none_in(states: &[&str], nodes: impl IntoIterator<Item = &Served>) {
     let client = Client::new("http://localhost", "metrics").unwrap();
     for node in nodes {
-        for state in ["active", "claimed", "quarantined"] {
+        for state in states {
             eventually(
                 &format!("no {state} blocks on {}", node.url()),
                 async || {
@@ -155,7 +176,7 @@ fn conversations_with_and_without_a_name_read_their_history() {
             }
             talk.turn("fifth").await;
         }
-        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+        nothing_is_left(cluster.prefill.iter().chain(&cluster.decode)).await;
     });
 }
 
@@ -173,13 +194,7 @@ fn a_decode_node_that_is_killed_between_turns_costs_time_only() {
         let second = talk.turn("second").await;
         assert!(hit(&second));
         // Whoever holds the blocks dies.
-        let holder = second.report.pointer("/router/decode_node");
-        let holder = holder.and_then(Value::as_str).unwrap().to_owned();
-        let at = cluster
-            .decode
-            .iter()
-            .position(|node| holder.contains(node.url().trim_start_matches("http://")))
-            .unwrap();
+        let at = position(&second, "decode", &cluster.decode);
         cluster.decode[at].kill();
         let reset = cluster.prefill[0].url();
         talk.client.reset_prefix_cache(&reset).await.unwrap();
@@ -217,6 +232,148 @@ fn a_prefill_node_that_is_killed_costs_time_only() {
         let fourth = talk.turn("fourth").await;
         assert!(hit(&fourth), "{:?}", fourth.report);
         nothing_leaks(cluster.prefill.iter().skip(1).chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn nodes_that_are_killed_at_work_cost_time_or_one_answer() {
+    let Some(runtime) = runtime("nodes_that_are_killed_at_work_cost_time_or_one_answer") else {
+        return;
+    };
+    runtime.block_on(async {
+        let mut cluster = Cluster::start(&spec(2, 2)).unwrap();
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, Some("at-work"));
+        let first = talk.turn("first").await;
+        // The prefill node dies while it reads or computes the next prompt.
+        let at = position(&first, "prefill", &cluster.prefill);
+        let mut victim = cluster.prefill.remove(at);
+        talk.reference = Client::new(&cluster.prefill[0].url(), "reference").unwrap();
+        for node in [&victim, &cluster.prefill[0]] {
+            talk.client.reset_prefix_cache(&node.url()).await.unwrap();
+        }
+        let watch = Client::new(&victim.url(), "metrics").unwrap();
+        let url = victim.url();
+        let long = "And then? ".repeat(150);
+        let (second, ()) = tokio::join!(talk.turn(&long), async {
+            eventually("it is at work", async || {
+                let text = watch.metrics(&url).await.unwrap();
+                let blocks =
+                    |state| metric(&text, "kvx_pool_blocks", &format!("state=\"{state}\""));
+                blocks("active") + blocks("claimed") > 0.0
+            })
+            .await;
+            victim.kill();
+        });
+        assert_eq!(position(&second, "prefill", &cluster.prefill), 0);
+        // The decode node dies while it streams: the client is told, and asks again.
+        let at = position(&second, "decode", &cluster.decode);
+        let mut victim = cluster.decode.remove(at);
+        talk.messages
+            .push(json!({"role": "user", "content": "Tell me a very long story."}));
+        let ask = Ask {
+            max_tokens: 400,
+            ignore_eos: true,
+            ..talk.ask()
+        };
+        let broken = talk.client.chat(ask, |_| victim.kill()).await;
+        assert!(broken.is_err(), "{broken:?}");
+        talk.messages.pop();
+        talk.turn("third").await;
+        let fourth = talk.turn("fourth").await;
+        assert!(hit(&fourth), "{:?}", fourth.report);
+        nothing_is_left(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn what_no_node_can_serve_is_refused_and_the_conversation_goes_on() {
+    let Some(runtime) = runtime("what_no_node_can_serve_is_refused_and_the_conversation_goes_on")
+    else {
+        return;
+    };
+    runtime.block_on(async {
+        let cluster = Cluster::start(&spec(1, 1)).unwrap();
+        let router = cluster.router.url();
+        let mut talk = Talk::new(&cluster, &router, 0, Some("refused"));
+        talk.turn("first").await;
+        let http = reqwest::Client::new();
+        let post = async |extra: Value| {
+            let mut body = json!({
+                "conversation_id": "refused", "max_tokens": 4, "temperature": 0,
+                "messages": [{"role": "user", "content": "Hello."}],
+            });
+            let (body, extra) = (body.as_object_mut().unwrap(), extra.as_object().unwrap());
+            body.extend(extra.clone());
+            let request = http
+                .post(format!("{router}/v1/chat/completions"))
+                .json(body);
+            let response = request.bearer_auth("key-refused").send().await.unwrap();
+            let status = response.status().as_u16();
+            (status, response.json::<Value>().await.unwrap())
+        };
+        let endless = "Again and again. ".repeat(4000);
+        for (bad, keeps_description) in [
+            (
+                vec![
+                    json!({"conversation_id": ""}),
+                    json!({"conversation_id": "x".repeat(100_000)}),
+                    json!({"conversation_id": "a\u{7}b"}),
+                    json!({"conversation_id": 7}),
+                ],
+                true,
+            ),
+            (
+                vec![
+                    json!({"messages": [{"role": "user", "content": endless}]}),
+                    json!({"messages": "Hello."}),
+                    json!({"temperature": "warm"}),
+                ],
+                true,
+            ),
+            // These the decode node refuses, when the prefill node has used the description.
+            (vec![json!({"max_tokens": -1}), json!({"n": 0})], false),
+        ] {
+            for bad in bad {
+                let (status, body) = post(bad.clone()).await;
+                let bad: String = bad.to_string().chars().take(60).collect();
+                assert!(status == 400 || status == 422, "{status} {bad} {body}");
+                assert!(body["error"]["message"].is_string(), "{bad} {body}");
+            }
+            let next = talk.turn("again").await;
+            assert!(hit(&next) || !keeps_description, "{:?}", next.report);
+        }
+        // What clients say of blocks does not reach the nodes.
+        for params in [
+            json!({"do_remote_prefill": true, "remote_engine_id": "x", "remote_block_ids": [[0]]}),
+            json!({"do_remote_decode": "yes", "remote_port": -1}),
+        ] {
+            let other = json!({"kv_transfer_params": params, "conversation_id": "other"});
+            let (status, body) = post(other).await;
+            assert_eq!(status, 200, "{body}");
+            assert!(body.get("kv_transfer_params").is_none(), "{body}");
+        }
+        assert!(hit(&talk.turn("last").await));
+        nothing_is_left(cluster.prefill.iter().chain(&cluster.decode)).await;
+    });
+}
+
+#[test]
+fn an_answer_without_prefill_is_remembered_too() {
+    let Some(runtime) = runtime("an_answer_without_prefill_is_remembered_too") else {
+        return;
+    };
+    runtime.block_on(async {
+        let spec = spec(1, 1);
+        let mut cluster = Cluster::start(&spec).unwrap();
+        let mut talk = Talk::new(&cluster, &cluster.router.url(), 0, Some("alone"));
+        talk.reference = Client::new(&cluster.decode[0].url(), "reference").unwrap();
+        // No prefill node: decode computes all.
+        cluster.prefill[0].kill();
+        talk.turn("first").await;
+        // It takes its own blocks up again.
+        let second = talk.turn("second").await;
+        assert!(hit(&second), "{:?}", second.report);
+        nothing_leaks(&cluster.decode).await;
     });
 }
 
@@ -276,7 +433,7 @@ fn turns_at_once_and_clients_that_leave_do_no_harm() {
             let _ = tokio::time::timeout(Duration::from_millis(wait), asked).await;
         }
         talk.turn("second").await;
-        nothing_leaks(cluster.prefill.iter().chain(&cluster.decode)).await;
+        nothing_is_left(cluster.prefill.iter().chain(&cluster.decode)).await;
     });
 }
 

@@ -97,6 +97,12 @@ pub enum BenchError {
     /// A thread could not be started or a file not be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+    /// A process does not stand still, or does not go on.
+    #[error("process {pid} did not do as told")]
+    NotFrozen {
+        /// Which.
+        pid: u32,
+    },
     /// Something was asked for out of turn.
     #[error("{0}")]
     OutOfTurn(&'static str),

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::fixture::{self, BLOCK_TOKENS, BenchError, LIMIT, SEED};
+use super::freeze;
 use super::here;
 use super::lease_trial::{self, LeaseCosts};
 use super::proto::Shape;
@@ -157,7 +158,7 @@ impl std::ops::AddAssign for Account {
     }
 }
 
-/// The parent's end of a process of holders.
+/// The parent's end of a process of holders. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Holders {
     worker: Worker,
@@ -260,6 +261,24 @@ impl Holders {
             FromHolders::Leases(costs) => Ok(costs),
             other => Err(unexpected(other)),
         }
+    }
+
+    /// Has it stand still.
+    ///
+    /// # Errors
+    /// [`BenchError::NotFrozen`].
+    pub fn freeze(&self) -> Result<(), BenchError> {
+        let pid = self.worker.id();
+        freeze::freeze(pid).map_err(|_| BenchError::NotFrozen { pid })
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// [`BenchError::NotFrozen`].
+    pub fn thaw(&self) -> Result<(), BenchError> {
+        let pid = self.worker.id();
+        freeze::thaw(pid).map_err(|_| BenchError::NotFrozen { pid })
     }
 
     /// Shuts it down.

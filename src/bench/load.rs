@@ -1,5 +1,6 @@
 //! Many reads in flight at once, from one thread: each is submitted again as soon as it has ended.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -12,7 +13,10 @@ use kv_xfer::engine::{
 use kv_xfer::identity::BlockHash;
 use kv_xfer::memory::OwnedBlocks;
 
-use super::fixture::{BenchError, LIMIT};
+use super::fixture::{self, BenchError, LIMIT, SEED};
+
+/// How long a lane whose read failed waits before its next: an engine would compute meanwhile.
+const AFTER_FAILURE: Duration = Duration::from_millis(10);
 
 /// A read that is done over and over.
 #[derive(Debug)]
@@ -73,6 +77,8 @@ pub struct Done {
     pub failed: u64,
     /// Why the last of them failed.
     pub why: Option<String>,
+    /// When that was.
+    pub last_failure: Option<Instant>,
 }
 
 /// Lanes over one engine.
@@ -131,6 +137,33 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
+    /// Overwrites every destination, reads once more, and counts the bytes that are wrong. `order` are the
+    /// blocks of every offer.
+    ///
+    /// # Errors
+    /// [`BenchError`] when a read does not end.
+    pub fn check(&mut self, order: &[u32]) -> Result<u64, BenchError> {
+        self.scribble()?;
+        self.run(Instant::now())?;
+        let mut wrong = 0;
+        for lane in &self.lanes {
+            let Some(blocks) = lane.blocks() else {
+                continue;
+            };
+            let seed = SEED.wrapping_add(lane.peer as u64);
+            for at in 0..blocks.len() {
+                let remote = order.get(lane.first + at).copied().unwrap_or(u32::MAX);
+                wrong += fixture::wrong_bytes(blocks, at, seed, remote)?;
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Drops the lanes of a peer.
+    pub fn leave(&mut self, peer: usize) {
+        self.lanes.retain(|lane| lane.peer != peer);
+    }
+
     /// Keeps every lane busy until `until` has passed, then waits for what is in flight.
     ///
     /// # Errors
@@ -142,17 +175,36 @@ impl<'a> Load<'a> {
             running += usize::from(self.submit(lane)?);
         }
         let mut took = None;
-        while running > 0 {
-            let lane = self.ended.recv_timeout(LIMIT);
-            let lane = lane.map_err(|_| BenchError::TookTooLong {
-                what: "the end of a read",
-                waited: LIMIT,
-            })?;
-            if !self.finish(lane) {
-                continue;
+        let mut paused: VecDeque<(Instant, usize)> = VecDeque::new();
+        let mut heard = Instant::now();
+        while running > 0 || !paused.is_empty() {
+            while let Some((_, lane)) = paused.pop_front_if(|(over, _)| *over <= Instant::now()) {
+                if Instant::now() < until {
+                    running += usize::from(self.submit(lane)?);
+                }
             }
+            let wait = if paused.is_empty() {
+                LIMIT
+            } else {
+                AFTER_FAILURE
+            };
+            let Ok(lane) = self.ended.recv_timeout(wait) else {
+                if running > 0 && heard.elapsed() >= LIMIT {
+                    return Err(BenchError::TookTooLong {
+                        what: "the end of a read",
+                        waited: LIMIT,
+                    });
+                }
+                continue;
+            };
+            let Some(landed) = self.finish(lane) else {
+                continue;
+            };
+            heard = Instant::now();
             running -= 1;
-            if Instant::now() < until {
+            if !landed {
+                paused.push_back((heard + AFTER_FAILURE, lane));
+            } else if heard < until {
                 running += usize::from(self.submit(lane)?);
             } else {
                 took.get_or_insert_with(|| start.elapsed());
@@ -204,23 +256,20 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Takes the outcome of a lane's read; false when there is none yet.
-    fn finish(&mut self, at: usize) -> bool {
-        let Some(lane) = self.lanes.get_mut(at) else {
-            return false;
-        };
-        let Some(handle) = &mut lane.handle else {
-            return false;
-        };
+    /// Takes the outcome of a lane's read, if there is one: whether it landed.
+    fn finish(&mut self, at: usize) -> Option<bool> {
+        let lane = self.lanes.get_mut(at)?;
+        let handle = lane.handle.as_mut()?;
         let waker = Waker::from(Arc::new(Ended {
             lane: at,
             tell: self.tell.clone(),
         }));
         let outcome = match std::pin::Pin::new(handle).poll(&mut Context::from_waker(&waker)) {
-            Poll::Pending => return false,
+            Poll::Pending => return None,
             Poll::Ready(outcome) => outcome,
         };
         lane.handle = None;
+        let landed = outcome.is_ok();
         match outcome {
             Ok(landed) => {
                 self.done.reads += 1;
@@ -231,12 +280,13 @@ impl<'a> Load<'a> {
             }
             Err(failure) => {
                 self.done.failed += 1;
+                self.done.last_failure = Some(Instant::now());
                 self.done.why = Some(failure.error.to_string());
                 if let FailedBlocks::Returned(blocks) = failure.blocks {
                     lane.blocks = Some(blocks);
                 }
             }
         }
-        true
+        Some(landed)
     }
 }

@@ -18,6 +18,7 @@ pub mod latency;
 pub mod lease_trial;
 pub mod link;
 pub mod load;
+mod losses;
 pub mod machine;
 pub mod models;
 pub mod pair;

@@ -9,10 +9,11 @@ use kv_xfer::engine::{Engine, FailedBlocks, Offer, ReadRequest, ReleasePolicy, S
 use kv_xfer::identity::BlockHash;
 use kv_xfer::transport::nixl::NixlTransport;
 
-use super::fixture::{self, BenchError, LIMIT, SEED};
+use super::fixture::{self, BenchError, LIMIT};
 use super::here::{self, Waits};
 use super::holders::{Account, Holders, Usage};
 use super::load::{Done, Lane, Load};
+use super::losses;
 use super::machine;
 use super::probe::{self, Probes};
 use super::proto::Shape;
@@ -28,9 +29,9 @@ const PER_PROCESS: u32 = 16;
 const REGIONS: u32 = 8;
 const BLOCK_BYTES: u64 = 8192;
 /// Blocks of a holder, all of them offered in one lease.
-const HOLDER_BLOCKS: u32 = 64;
+pub(super) const HOLDER_BLOCKS: u32 = 64;
 /// Blocks of each read under load.
-const READ_BLOCKS: u32 = 8;
+pub(super) const READ_BLOCKS: u32 = 8;
 /// Pause between the one-block reads that are made beside the load.
 const PROBE_PAUSE: Duration = Duration::from_millis(1);
 /// One-block reads on an idle engine.
@@ -83,6 +84,7 @@ pub fn measure(size: &ScaleSize, interrupt: &Interrupt) -> Result<BenchReport, B
     let (returned, quarantined) = site.end()?;
     rows.push(returned);
     rows.push(resources(&fresh, &met, quarantined));
+    rows.extend(losses::measure(size, &transport, interrupt)?);
     rows.push(leases(size, interrupt)?);
     let ok = rows
         .iter()
@@ -96,7 +98,8 @@ pub fn measure(size: &ScaleSize, interrupt: &Interrupt) -> Result<BenchReport, B
     })
 }
 
-fn shape(blocks: u32) -> Shape {
+/// A pool of so many of these blocks.
+pub(super) fn shape(blocks: u32) -> Shape {
     Shape {
         regions: REGIONS,
         blocks,
@@ -279,7 +282,7 @@ impl Site {
         let (done, busy, peak) = (done?, busy?, peak?);
         let after = Usage::now();
         let holders_after = usages(&mut self.holders)?;
-        let wrong = self.check(&mut load)?;
+        let wrong = load.check(&self.blocks)?;
         drop(load);
         let mut fan = fan_in_row(size, &done, &before, &after, peak);
         let holders_us: u64 = holders_after
@@ -327,28 +330,6 @@ impl Site {
             busy / idle.max(1e-3),
         );
         Ok([fan, idle_row, busy_row])
-    }
-
-    /// Overwrites every destination, reads once more, and counts the bytes that are wrong.
-    fn check(&self, load: &mut Load<'_>) -> Result<u64, BenchError> {
-        load.scribble()?;
-        load.run(Instant::now())?;
-        let mut wrong = 0;
-        for lane in load.lanes() {
-            let Some(blocks) = lane.blocks() else {
-                continue;
-            };
-            let seed = SEED.wrapping_add(lane.peer as u64);
-            for at in 0..blocks.len() {
-                let remote = self
-                    .blocks
-                    .get(lane.first + at)
-                    .copied()
-                    .unwrap_or(u32::MAX);
-                wrong += fixture::wrong_bytes(blocks, at, seed, remote)?;
-            }
-        }
-        Ok(wrong)
     }
 }
 
@@ -568,7 +549,10 @@ fn leases(size: &ScaleSize, interrupt: &Interrupt) -> Result<Row, BenchError> {
     Ok(row)
 }
 
-fn wait_for(what: &'static str, mut happened: impl FnMut() -> bool) -> Result<(), BenchError> {
+pub(super) fn wait_for(
+    what: &'static str,
+    mut happened: impl FnMut() -> bool,
+) -> Result<(), BenchError> {
     let end = Instant::now() + LIMIT;
     while !happened() {
         if Instant::now() >= end {
@@ -580,7 +564,7 @@ fn wait_for(what: &'static str, mut happened: impl FnMut() -> bool) -> Result<()
     Ok(())
 }
 
-fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> Result<T, BenchError> {
+pub(super) fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> Result<T, BenchError> {
     thread
         .join()
         .map_err(|_| BenchError::OutOfTurn("a thread of the bench panicked"))

@@ -25,7 +25,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub turns: u32,
 
-    /// Rows of the tool's result in each turn, some 25 tokens each
+    /// Rows of the tool's result in each turn, some 20 tokens each
     #[arg(long, value_name = "N", default_value_t = 28, value_parser = clap::value_parser!(u32).range(1..=200))]
     pub rows: u32,
 

@@ -93,7 +93,7 @@ pub struct DemoReport {
     pub problems: Vec<String>,
     /// The model.
     pub model: String,
-    /// What carried the bytes, such as `NIXL 1.5.1 / UCX`.
+    /// What carried the bytes, such as `Carried by NIXL 1.5.1 / UCX`.
     pub carried_by: String,
     /// Processor and cores.
     pub machine: String,

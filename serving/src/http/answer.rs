@@ -45,10 +45,7 @@ impl Usage {
         self.completion = self.completion.saturating_add(end.completion_tokens);
         if choice == 0 {
             self.prompt = end.report.prompt_tokens;
-            self.cached = end
-                .report
-                .local_hit_tokens
-                .saturating_add(end.report.read_tokens);
+            self.cached = end.report.cached_tokens;
         }
     }
 

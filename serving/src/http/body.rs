@@ -11,6 +11,8 @@ use crate::node::{Limits, Transfer};
 const MAX_CHOICES: i64 = 64;
 /// Most stop strings.
 const MAX_STOPS: usize = 4;
+/// Longest stop string, bytes: each is looked for after every token.
+const MAX_STOP_BYTES: usize = 1024;
 
 /// Which API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,15 +199,20 @@ fn stops(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     let wrong = || {
         ApiError::field(
             "stop",
-            format!("stop must be a string or a list of up to {MAX_STOPS} strings"),
+            format!(
+                "stop must be a string or a list of up to {MAX_STOPS} strings, of at most {MAX_STOP_BYTES} bytes each"
+            ),
         )
     };
     match fields.get("stop") {
         None => Ok(Vec::new()),
-        Some(Value::String(stop)) => Ok(vec![stop.clone()]),
+        Some(Value::String(stop)) if stop.len() <= MAX_STOP_BYTES => Ok(vec![stop.clone()]),
         Some(Value::Array(stops)) if stops.len() <= MAX_STOPS => stops
             .iter()
-            .map(|stop| stop.as_str().map(str::to_owned).ok_or_else(wrong))
+            .map(|stop| {
+                let stop = stop.as_str().filter(|stop| stop.len() <= MAX_STOP_BYTES);
+                stop.map(str::to_owned).ok_or_else(wrong)
+            })
             .collect(),
         Some(_) => Err(wrong()),
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::HeaderMap;
-use axum::http::header::AUTHORIZATION;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::body::{Asked, Source};
@@ -32,10 +31,7 @@ impl Caller {
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let key = headers
-            .get(AUTHORIZATION)
-            .map(|value| String::from_utf8_lossy(value.as_bytes()));
-        let key = key.as_deref().and_then(bearer);
+        let key = kvx_router::api_key(headers);
         let given = text("x-request-id").filter(|id| {
             let visible = |byte: u8| byte.is_ascii_graphic();
             (1..=MAX_REQUEST_ID).contains(&id.len()) && id.bytes().all(visible)
@@ -55,13 +51,6 @@ impl Caller {
             report: text("x-kvx-report").is_some_and(|value| value.trim() == "1"),
         }
     }
-}
-
-/// The key of `Bearer KEY`.
-fn bearer(header: &str) -> Option<&str> {
-    let (scheme, key) = header.split_once(' ')?;
-    let key = key.trim();
-    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
 }
 
 /// A request, ready for the engine thread, and where its answers will come.
@@ -184,10 +173,12 @@ mod tests {
     #[test]
     fn a_key_makes_a_tenant() {
         let tenant = |value| caller(&[("authorization", value)]).owner.tenant;
-        assert_eq!(tenant("Bearer k"), Some(tenant_of("k")));
-        assert_eq!(tenant("bearer  k "), Some(tenant_of("k")));
+        assert_eq!(tenant("Bearer k"), Some(tenant_of(b"k")));
+        assert_eq!(tenant("bearer  k "), Some(tenant_of(b"k")));
         assert_eq!(tenant("Bearer "), None);
-        assert_eq!(tenant("Basic k"), None);
+        // Other schemes have tenants, too, as at the router.
+        assert_eq!(tenant("Basic k"), Some(tenant_of(b"Basic k")));
+        assert_ne!(tenant("Basic k"), tenant("Basic l"));
         assert_eq!(caller(&[]).owner.tenant, None);
     }
 

@@ -59,6 +59,10 @@ pub struct Limits {
     pub ignore_eos: bool,
 }
 
+/// The field in which a prefill node says how many tokens of the prompt it did not have to compute: vLLM's
+/// name for it.
+pub const PREFILL_CACHED: &str = "remote_prefill_cached_tokens";
+
 /// What `kv_transfer_params` said.
 #[derive(Debug, Default)]
 pub struct Transfer {
@@ -66,6 +70,8 @@ pub struct Transfer {
     pub asked: bool,
     /// Whether they said `do_remote_decode`: this node is the prefill.
     pub to_decode: bool,
+    /// Tokens of the prompt that the prefill node did not compute, if it says so.
+    pub prefill_cached: Option<usize>,
     /// Blocks that are offered.
     pub remote: Option<Box<RemoteBlocks>>,
     /// Why the parameters were not understood; the tokens are computed.
@@ -80,9 +86,14 @@ impl Transfer {
         let says = |flag: &str| params.get(flag).and_then(Value::as_bool) == Some(true);
         // With both flags vLLM takes the decode side's path, too.
         let to_decode = says("do_remote_decode") && !says("do_remote_prefill");
+        let prefill_cached = params
+            .get(PREFILL_CACHED)
+            .and_then(Value::as_u64)
+            .and_then(|tokens| usize::try_from(tokens).ok());
         let mut transfer = Self {
             asked: true,
             to_decode,
+            prefill_cached,
             ..Self::default()
         };
         match Params::from_json_value(Value::Object(params), &DescriptorLimits::default()) {
@@ -128,6 +139,9 @@ pub struct Report {
     pub local_hit_tokens: usize,
     /// Tokens of it read from another node.
     pub read_tokens: usize,
+    /// Tokens of it that nobody computed for this request, as far as is known here.
+    #[serde(skip)]
+    pub cached_tokens: usize,
     /// Tokens of it computed.
     pub computed_tokens: usize,
     /// What became of the offered blocks.

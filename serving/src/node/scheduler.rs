@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use kv_xfer::engine::{FailedBlocks, ReadOutcome};
 use kv_xfer::policy::Action;
+use serde_json::Value;
 
 use super::connector::{NotRead, Reading};
 use super::memory::Memory;
 use super::metrics::Metrics;
-use super::request::{Decided, Event, Failure, FinishReason, Request};
+use super::request::{Decided, Event, Failure, FinishReason, PREFILL_CACHED, Request};
 use super::sequence::Sequence;
 use super::settings::NodeSettings;
 use crate::model::Tokenizer;
@@ -544,6 +545,13 @@ impl Scheduler {
             return;
         };
         let listened = !sequence.request.output.is_closed();
+        let report = &mut sequence.report;
+        let here = report.local_hit_tokens.saturating_add(report.read_tokens);
+        // What was read from the prefill node was computed there, unless it says otherwise.
+        report.cached_tokens = match sequence.request.transfer.prefill_cached {
+            Some(there) => there.min(report.prompt_tokens),
+            None => here,
+        };
         let mut params = None;
         if listened {
             let (blocks, hashes, tokens) = sequence.described();
@@ -551,6 +559,12 @@ impl Scheduler {
                 .memory
                 .connector
                 .lease(&sequence.request, blocks, hashes, tokens);
+            if sequence.request.transfer.to_decode
+                && let Some(params) = params.as_mut().and_then(Value::as_object_mut)
+            {
+                let cached = sequence.report.cached_tokens;
+                params.insert(PREFILL_CACHED.to_owned(), cached.into());
+            }
             if params.is_some() {
                 let done = self.memory.cache.lease(blocks);
                 self.memory.booked(done);

@@ -1,4 +1,5 @@
-//! What a node is told when it starts, with vLLM's names and defaults where vLLM has them.
+//! What a node is told when it starts, with vLLM's names and defaults where vLLM has them; but the transfer back
+//! from decode to prefill, which this engine is there to show, is on unless switched off.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -20,8 +20,8 @@ Examples:
   serving bench --contexts 2k --conversations 20 --rate 0.5 --out results
                                                       one begins every two seconds; plots into results/
 
-Exit status: 0 all is well; 1 a turn had no answer, or blocks leaked; 2 usage; 3 something is missing on
-this machine; 130 interrupted";
+Exit status: 0 all is well; 1 a turn had no answer, or another one off than on, or blocks leaked; 2 usage;
+3 something is missing on this machine; 130 interrupted";
 
 /// Arguments of `serving bench`.
 #[derive(Debug, Clone, Args)]
@@ -48,7 +48,7 @@ pub struct BenchArgs {
     pub output: u64,
 
     /// Conversations that begin each second; without it all begin at once
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", value_parser = rate)]
     pub rate: Option<f64>,
 
     /// Turns under way at once
@@ -106,6 +106,14 @@ fn tokens(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("{text} is no number of tokens such as 512 or 4k"))
 }
 
+/// A rate above zero.
+fn rate(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|rate: &f64| rate.is_finite() && *rate > 0.0)
+        .ok_or_else(|| format!("{text} is no number of conversations a second above 0"))
+}
+
 /// Runs the bench.
 #[must_use]
 pub fn run(args: &BenchArgs) -> Exit {
@@ -119,11 +127,9 @@ fn load(args: &BenchArgs, model: &Loaded) -> Load {
         for _ in 0..args.conversations {
             let number = talks.len() as u64;
             let begin = match args.rate {
-                Some(rate) if rate > 0.0 && rate.is_finite() => {
-                    // Longer than a day is not meant.
-                    Duration::from_secs_f64((number as f64 / rate).min(86_400.0))
-                }
-                _ => Duration::ZERO,
+                // Longer than a day is not meant.
+                Some(rate) => Duration::from_secs_f64((number as f64 / rate).min(86_400.0)),
+                None => Duration::ZERO,
             };
             let turns = (0..args.turns)
                 .map(|turn| TalkTurn {

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::report::Pinned;
+use super::report::{Mode, Pinned};
 use crate::client::{Answer, Ask, Client, ClientError, metric};
 use crate::cluster::Cluster;
 
@@ -100,6 +100,7 @@ impl Sample {
 /// decode nodes kept for next turns.
 pub(super) async fn hold(
     load: &Load,
+    mode: Mode,
     cluster: &Cluster,
     key: &str,
     bar: &ProgressBar,
@@ -133,16 +134,17 @@ pub(super) async fn hold(
     loop {
         tokio::select! {
             talk = talks.join_next() => match talk {
-                Some(talk) => samples.extend(talk?),
+                Some(talk) => samples.extend(talk??),
                 None => break,
             },
             () = sleep(LOOK_EVERY) => {
                 let mut blocks = 0.0;
                 for node in &decode {
-                    let text = client.metrics(node).await.unwrap_or_default();
+                    let text = client.metrics(node).await?;
                     blocks += metric(&text, "kvx_pool_blocks", "state=\"leased\"");
                 }
                 pinned.push(Pinned {
+                    mode,
                     seconds: begin.elapsed().as_secs_f64(),
                     blocks: blocks as u64,
                 });
@@ -160,7 +162,12 @@ struct Conversation {
 }
 
 impl Conversation {
-    async fn hold(&self, talk: &Talk, places: &Semaphore, bar: &ProgressBar) -> Vec<Sample> {
+    async fn hold(
+        &self,
+        talk: &Talk,
+        places: &Semaphore,
+        bar: &ProgressBar,
+    ) -> Result<Vec<Sample>, ClientError> {
         let mut messages: Vec<Value> = Vec::new();
         let mut samples = Vec::new();
         for (number, turn) in talk.turns.iter().enumerate() {
@@ -192,10 +199,9 @@ impl Conversation {
                 break;
             }
             for node in self.prefill.iter() {
-                // A node that does not answer will be noticed by the next turn.
-                let _ = self.client.reset_prefix_cache(node).await;
+                self.client.reset_prefix_cache(node).await?;
             }
         }
-        samples
+        Ok(samples)
     }
 }

@@ -32,8 +32,8 @@ Examples:
 
 The file comes with Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
 
-Exit status: 0 all is well; 1 a turn had no answer, or blocks leaked; 2 usage; 3 something is missing on
-this machine; 130 interrupted";
+Exit status: 0 all is well; 1 a turn had no answer, or another one off than on, or blocks leaked; 2 usage;
+3 something is missing on this machine; 130 interrupted";
 
 /// Arguments of `serving replay`.
 #[derive(Debug, Clone, Args)]
@@ -249,7 +249,7 @@ async fn both(
         })?;
         bar.set_message(name);
         let begin = Instant::now();
-        let (samples, pinned) = hold(load, &cluster, "load", &bar).await?;
+        let (samples, pinned) = hold(load, mode, &cluster, "load", &bar).await?;
         if let Some(place) = report.seconds.get_mut(seconds) {
             *place = begin.elapsed().as_secs_f64();
         }
@@ -261,9 +261,7 @@ async fn both(
         }
         report.rows.extend(groups(mode, &samples, bytes_per_token));
         held.push(samples);
-        if mode == Mode::On {
-            report.pinned = pinned;
-        }
+        report.pinned.extend(pinned);
         let client = Client::new(&cluster.router.url(), "load")?;
         report.model = client.model().await?;
         report.leaked_blocks += leftover(&cluster, &client).await?;

@@ -62,6 +62,8 @@ pub struct Group {
 /// How many blocks decode nodes kept for next turns at a moment.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Pinned {
+    /// Off or on.
+    pub mode: Mode,
     /// Since the load's begin, seconds.
     pub seconds: f64,
     /// Blocks under leases.
@@ -81,7 +83,7 @@ pub struct LoadReport {
     pub machine: String,
     /// Percentiles.
     pub rows: Vec<Group>,
-    /// Blocks under leases while the load with the transfer on was held.
+    /// Blocks under leases of decode nodes while the load was held.
     pub pinned: Vec<Pinned>,
     /// Time that the load took off and on, seconds.
     pub seconds: [f64; 2],
@@ -268,18 +270,23 @@ impl LoadReport {
                 series(Mode::On, "blocks read, p99", |row| row.ttft_p99_ms),
             ],
         )?;
+        let kept_in = |mode: Mode, name: &str| Series {
+            name: name.to_owned(),
+            points: self
+                .pinned
+                .iter()
+                .filter(|one| one.mode == mode)
+                .map(|one| (one.seconds, one.blocks as f64))
+                .collect(),
+        };
         let kept = lines(
             "Blocks that decode nodes keep for next turns",
             &under,
             ("seconds", "blocks"),
-            &[Series {
-                name: "under leases".into(),
-                points: self
-                    .pinned
-                    .iter()
-                    .map(|one| (one.seconds, one.blocks as f64))
-                    .collect(),
-            }],
+            &[
+                kept_in(Mode::On, "transfer on"),
+                kept_in(Mode::Off, "transfer off"),
+            ],
         )?;
         Ok(vec![("load-ttft.svg", ttft), ("load-pinned.svg", kept)])
     }
