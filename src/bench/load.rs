@@ -183,6 +183,9 @@ impl<'a> Load<'a> {
                     running += usize::from(self.submit(lane)?);
                 }
             }
+            if running == 0 && paused.is_empty() {
+                break;
+            }
             let wait = if paused.is_empty() {
                 LIMIT
             } else {
