@@ -215,13 +215,13 @@ impl CardSource for Gate {
         rank: Rank,
         limit: Duration,
     ) -> Result<FetchedPeer, ConnectError> {
-        if address.port() < self.dead_below {
-            std::thread::sleep(limit);
-            return Err(ConnectError::TookTooLong { limit });
-        }
         while *self.held.lock().unwrap() == Some(address.port()) {
             self.asked.store(true, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if address.port() < self.dead_below {
+            std::thread::sleep(limit);
+            return Err(ConnectError::TookTooLong { limit });
         }
         self.cards.fetch(address, rank, limit)
     }
@@ -306,9 +306,9 @@ fn a_peer_that_is_being_met_again_is_not_forgotten_for_want_of_room() {
 #[test]
 fn peers_that_never_answer_do_not_hold_up_the_meeting_of_others() {
     let fabric = Arc::new(SimFabric::new());
-    let (reader, _gate) = gated(&fabric, 100, |config| {
+    let (reader, gate) = gated(&fabric, 100, |config| {
         config.reader.connect_threads = 1;
-        config.reader.connect_timeout = Duration::from_millis(200);
+        config.reader.connect_timeout = Duration::from_secs(1);
     });
     let holder = engine(
         config("a"),
@@ -316,35 +316,19 @@ fn peers_that_never_answer_do_not_hold_up_the_meeting_of_others() {
         &fabric,
     );
     let leased = lease(&holder, "r", &ids(0..1), None);
-    let dead: Vec<Offer> = (1..=6)
-        .map(|port| {
-            let mut remote = leased.remote.clone();
-            remote.remote_port = NonZeroU16::new(port).unwrap();
-            reader.accept(&remote, None, None).unwrap()
-        })
-        .collect();
-    let until = Instant::now() + Duration::from_secs(2);
-    let mut handles: Vec<Option<ReadHandle>> = dead.iter().map(|_| None).collect();
-    while Instant::now() < until {
-        for (n, (offer, handle)) in (0..).zip(dead.iter().zip(&mut handles)) {
-            if let Some(running) = handle {
-                if running.wait_timeout(Duration::from_millis(1)).is_none() {
-                    continue;
-                }
-                *handle = None;
-            }
-            if let Ok(claimed) = reader.pool().claim(ids(n..n + 1)) {
-                *handle = reader
-                    .read(ReadRequest {
-                        release: ReleasePolicy::Never,
-                        ..request(offer, claimed)
-                    })
-                    .ok();
-            }
-        }
-    }
+    let mut remote = leased.remote.clone();
+    remote.remote_port = NonZeroU16::MIN;
+    let silent = reader.accept(&remote, None, None).unwrap();
+    assert!(read(&reader, &silent, 0..1).wait().is_err());
+    // From now on asking it keeps a thread until the test ends.
+    *gate.held.lock().unwrap() = Some(1);
+    eventually("it is asked again", || {
+        drop(read(&reader, &silent, 0..1).wait());
+        gate.asked.load(Ordering::SeqCst)
+    });
     let offer = reader.accept(&leased.remote, None, None).unwrap();
     let outcome = read(&reader, &offer, 32..33).wait();
+    *gate.held.lock().unwrap() = None;
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 

@@ -111,6 +111,12 @@ fn a_second_read_of_a_released_lease_fails() {
     let failure = pair.read(&offer, 0..4).wait().unwrap_err();
     assert!(matches!(failure.error, ReadError::LeaseLost { .. }));
     drop(failure);
+    // That is known from now on: nothing is posted to see it again.
+    let posted = pair.fabric.windows_posted();
+    let failure = pair.read(&offer, 0..4).wait().unwrap_err();
+    assert!(matches!(failure.error, ReadError::LeaseLost { .. }));
+    assert_eq!(pair.fabric.windows_posted(), posted);
+    drop(failure);
     pair.assert_clean();
 }
 

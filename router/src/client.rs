@@ -1,5 +1,7 @@
 //! Requests to nodes.
 
+use std::time::Duration;
+
 use axum::http::Method;
 use axum::http::header;
 use reqwest::redirect::Policy;
@@ -7,6 +9,10 @@ use reqwest::{Client, ClientBuilder, RequestBuilder};
 
 use crate::config::{ConfigError, RouterConfig};
 use crate::nodes::Node;
+
+/// How long a connection to a node is kept for the next request. Below what nodes and other servers keep one, so that
+/// it is not used when it is about to end.
+const IDLE: Duration = Duration::from_secs(20);
 
 /// The HTTP client for all nodes. HTTP/1 without proxies and without redirects: a node is where the
 /// settings say.
@@ -23,7 +29,8 @@ impl Upstream {
             .redirect(Policy::none())
             .http1_only()
             .tcp_nodelay(true)
-            .connect_timeout(config.connect_timeout);
+            .connect_timeout(config.connect_timeout)
+            .pool_idle_timeout(IDLE);
         for node in nodes {
             // URLs have no form for scope ids: such a node gets a name that only this client knows.
             if let Some(address) = node.url.scoped() {

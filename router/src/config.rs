@@ -61,7 +61,8 @@ pub struct RouterConfig {
     pub idle_timeout: Duration,
     /// How long an answer that is not streamed may take.
     pub answer_timeout: Duration,
-    /// How long a client may take to send its request.
+    /// How long a client may take to send its request: the headers, and then the body. A connection that is kept open
+    /// ends after as long without a request.
     pub request_timeout: Duration,
     /// How long a client may read nothing of an answer that waits for it.
     pub stall_timeout: Duration,
@@ -305,7 +306,7 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1800.0)]
     pub answer_timeout: f64,
 
-    /// Seconds that a client may take to send its request
+    /// Seconds that a client may take to send a request's headers, and then its body
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub request_timeout: f64,
 

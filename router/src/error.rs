@@ -4,6 +4,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use crate::http::BodyError;
+
 /// What a client is told when it gets no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -80,6 +82,21 @@ impl ApiError {
             code: self.code,
         };
         serde_json::to_string(&Body { error }).unwrap_or_default()
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        let message = error.to_string();
+        match error {
+            BodyError::TooLarge { .. } => {
+                Self::refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+            }
+            BodyError::Late(_) => {
+                Self::refused(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+            }
+            BodyError::Broken(_) => Self::bad_request(message),
+        }
     }
 }
 

@@ -60,9 +60,9 @@ mod conversation;
 mod error;
 mod health;
 mod history;
+pub mod http;
 mod json;
 mod legs;
-mod listener;
 mod metrics;
 mod nodes;
 mod record;
@@ -75,7 +75,6 @@ mod sse;
 mod store;
 mod turn;
 
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +88,7 @@ pub use config::{ApiKeys, ConfigError, ROUTER_HELP, RouterArgs, RouterConfig};
 pub use conversation::api_key;
 pub use run::{Ended, RunError, run};
 
-use listener::Clients;
+use http::Patience;
 use server::Shared;
 
 /// Why a router does not start.
@@ -141,13 +140,15 @@ impl Router {
             .collect();
         let stop = watch::Sender::new(false);
         let mut stopped = stop.subscribe();
-        let listener = Clients::new(listener, config.stall_timeout);
-        let server = axum::serve(listener, server::app(Arc::clone(&shared)))
-            .with_graceful_shutdown(async move {
-                // A sender that is gone means the same.
-                let _ = stopped.wait_for(|stop| *stop).await;
-            });
-        let serving = tokio::spawn(server.into_future());
+        let patience = Patience {
+            request: config.request_timeout,
+            stall: config.stall_timeout,
+        };
+        let app = server::app(Arc::clone(&shared));
+        let serving = tokio::spawn(http::serve(listener, app, patience, async move {
+            // A sender that is gone means the same.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        }));
         Ok(RunningRouter {
             addr,
             shared,
@@ -174,7 +175,7 @@ pub struct RunningRouter {
     pub addr: SocketAddr,
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
     watchers: Vec<AbortHandle>,
 }
 

@@ -1,13 +1,10 @@
 //! What a client asks for, and the bodies that are sent on.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
-use axum::body::Body;
 use axum::http::header::{self, HeaderName};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt;
+use axum::http::{HeaderMap, HeaderValue};
+use bytes::Bytes;
 
 use crate::conversation::{CONVERSATION_FIELD, CONVERSATION_HEADER};
 use crate::error::ApiError;
@@ -158,48 +155,6 @@ fn has_many(prompt: Option<&str>) -> bool {
             .all(|item| item.get().bytes().all(|b| b.is_ascii_digit())),
         _ => false,
     }
-}
-
-/// Reads a request's body, up to `limit` bytes.
-pub(crate) async fn read_body(
-    headers: &HeaderMap,
-    body: Body,
-    limit: usize,
-    time: Duration,
-) -> Result<Bytes, ApiError> {
-    let too_large = || {
-        ApiError::refused(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "request_too_large",
-            format!("the body is larger than {limit} bytes"),
-        )
-    };
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > limit) {
-        return Err(too_large());
-    }
-    let read = async {
-        let mut stream = body.into_data_stream();
-        let mut whole = BytesMut::new();
-        while let Some(part) = stream.next().await {
-            let part = part
-                .map_err(|error| ApiError::bad_request(format!("the body broke off: {error}")))?;
-            if whole.len().saturating_add(part.len()) > limit {
-                return Err(too_large());
-            }
-            whole.extend_from_slice(&part);
-        }
-        Ok(whole.freeze())
-    };
-    tokio::time::timeout(time, read).await.unwrap_or_else(|_| {
-        Err(ApiError::refused(
-            StatusCode::REQUEST_TIMEOUT,
-            "request_timeout",
-            "the body did not come in time",
-        ))
-    })
 }
 
 /// Headers that speak of one connection only.

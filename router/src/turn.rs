@@ -13,13 +13,14 @@ use bytes::Bytes;
 use crate::conversation::{ConversationId, Tenant};
 use crate::error::ApiError;
 use crate::history::History;
+use crate::http::read_body;
 use crate::legs::{Answer, Legs, Prefilled};
 use crate::metrics::Outcome;
 use crate::nodes::{NodeId, Role};
 use crate::record::{Recorder, Subject};
 use crate::relay::{Ending, Relay};
 use crate::report::{self, Report, RouterReport};
-use crate::request::{Api, ClientBody, REQUEST_ID, end_to_end, for_nodes, read_body};
+use crate::request::{Api, ClientBody, REQUEST_ID, end_to_end, for_nodes};
 use crate::server::Shared;
 use crate::store::{Homes, Miss, Place, Taken, Turn};
 
@@ -44,7 +45,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, api: Api, request: Request) -> R
     };
     let body = match body.await {
         Ok(body) => body,
-        Err(error) => return refused(error, &mut ending),
+        Err(error) => return refused(error.into(), &mut ending),
     };
     let talk = match Talk::begin(&shared, api, &parts.headers, &body) {
         Ok(talk) => talk,

@@ -4,11 +4,14 @@
 mod support;
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvx_router::{ApiKeys, Router, StartError};
 use serde_json::{Value, json};
 use support::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
 
 async fn pair_with(set: impl FnOnce(&mut kvx_router::RouterConfig)) -> (Node, Node, Client) {
     let (p, d) = (Node::start("p"), Node::start("d"));
@@ -175,6 +178,49 @@ async fn a_port_that_is_taken_and_bad_settings_are_errors() {
     config.decode.clear();
     let error = Router::start(config).await.unwrap_err();
     assert!(error.to_string().contains("--decode"), "{error}");
+}
+
+/// Sends the beginning of a request, and then nothing. Gives what is answered until the connection is closed.
+async fn begins(client: &Client, request: &str) -> String {
+    let mut socket = tokio::net::TcpStream::connect(client.router.addr)
+        .await
+        .unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(LONG, socket.read_to_string(&mut answer))
+        .await
+        .expect("the connection is closed")
+        .unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_send_its_request_is_left() {
+    let (p, d, client) =
+        pair_with(|config| config.request_timeout = Duration::from_millis(200)).await;
+    let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+    for begun in ["", "PO", post] {
+        assert_eq!(begins(&client, begun).await, "", "{begun}");
+    }
+    // One whose headers came is told.
+    let late = begins(&client, &format!("{post}content-length: 9\r\n\r\n{{")).await;
+    assert!(late.starts_with("HTTP/1.1 408 "), "{late}");
+    assert!(late.contains("\"request_timeout\""), "{late}");
+    // One that asked before may ask again, or is left.
+    let kept = begins(&client, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert!(kept.starts_with("HTTP/1.1 200 "), "{kept}");
+    assert_eq!(p.count() + d.count(), 0);
+    // An answer may take longer than that.
+    let gate = Arc::new(Semaphore::new(0));
+    d.next_stream(vec![
+        Step::Wait(Arc::clone(&gate)),
+        send("data: [DONE]\n\n"),
+    ]);
+    let answer = tokio::spawn(client.chat(&body("c", true)).send());
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    gate.add_permits(1);
+    let answer = answer.await.unwrap().unwrap().text().await.unwrap();
+    assert!(answer.contains("[DONE]"), "{answer}");
 }
 
 #[tokio::test]

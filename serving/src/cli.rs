@@ -9,6 +9,7 @@ use kv_xfer::descriptor::{ClusterKey, KeyError};
 use kv_xfer::ids::{EngineId, NameError};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::{DialPolicy, Network};
+use kvx_router::http::Patience;
 use kvx_router::{ROUTER_HELP, RouterArgs};
 use thiserror::Error;
 
@@ -174,6 +175,16 @@ pub struct NodeArgs {
     /// How long a request may wait before it is worked on, seconds; then it is refused
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub queue_timeout: Duration,
+
+    /// How long a client may take to send a request's headers, and then its body, seconds. A connection that is
+    /// kept open ends after as long without a request
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub request_timeout: Duration,
+
+    /// How long a client may read nothing of an answer that waits for it, seconds. Longer than the router's,
+    /// which waits for a client of its own
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub stall_timeout: Duration,
 }
 
 /// What may be dialled.
@@ -255,6 +266,15 @@ impl NodeArgs {
             Role::Decode => 8200,
         });
         SocketAddr::new(self.host, port)
+    }
+
+    /// How long clients are waited for.
+    #[must_use]
+    pub const fn patience(&self) -> Patience {
+        Patience {
+            request: self.request_timeout,
+            stall: self.stall_timeout,
+        }
     }
 
     /// The settings.

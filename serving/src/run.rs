@@ -110,7 +110,11 @@ async fn serve(
     writeln!(stdout, "{ready}")?;
     stdout.flush()?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let app = App::new(Arc::clone(node), args.served_model_name.clone());
+    let app = App::new(
+        Arc::clone(node),
+        args.served_model_name.clone(),
+        args.patience(),
+    );
     let server = tokio::spawn(http::serve(listener, app, async {
         let _ = stopped.await;
     }));
@@ -125,9 +129,8 @@ async fn serve(
     }
     // Connections that are kept open by their clients end with the process.
     match tokio::time::timeout(CONNECTIONS, server).await {
-        Ok(Ok(result)) => result,
         Ok(Err(panicked)) => Err(std::io::Error::other(panicked)),
-        Err(_) => Ok(()),
+        Ok(Ok(())) | Err(_) => Ok(()),
     }
 }
 

@@ -144,6 +144,8 @@ fn bad_arguments_are_refused_before_anything_starts() {
     for arguments in [
         &["bench", "--contexts", "0"][..],
         &["bench", "--turns", "0"],
+        &["bench", "--rate", "0"],
+        &["bench", "--rate", "nan"],
         &["replay"],
         &["demo", "--chat", "--json"],
     ] {

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use common::{Client, NodeProcess, conversation, extended};
@@ -26,6 +28,34 @@ async fn bad_input_and_clients_that_leave() {
     );
     let status = node.terminate(Duration::from_secs(20));
     assert!(status.success(), "{status}");
+}
+
+/// Sends the beginning of a request, and then nothing. Gives what is answered until the connection is closed.
+fn begins(node: &NodeProcess, request: &str) -> String {
+    let mut socket = TcpStream::connect(node.ready["http"].as_str().unwrap()).unwrap();
+    let limit = Some(Duration::from_secs(60));
+    socket.set_read_timeout(limit).unwrap();
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).expect("it is closed");
+    answer
+}
+
+#[test]
+fn a_client_that_does_not_send_its_request_is_left() {
+    let args = ["--kv-cache-mib", "16", "--request-timeout", "0.3"];
+    let node = NodeProcess::start("decode", &args);
+    let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+    for begun in ["", post] {
+        assert_eq!(begins(&node, begun), "", "{begun}");
+    }
+    let late = begins(&node, &format!("{post}content-length: 9\r\n\r\n{{"));
+    assert!(late.starts_with("HTTP/1.1 408 "), "{late}");
+    // What is too large is not waited for, and the limit is named.
+    let large = format!("{post}content-length: 99999999\r\nconnection: close\r\n\r\n");
+    let large = begins(&node, &large);
+    assert!(large.starts_with("HTTP/1.1 413 "), "{large}");
+    assert!(large.contains("larger than 16777216 bytes"), "{large}");
 }
 
 async fn what_is_no_request_is_refused(node: &NodeProcess) {

@@ -32,9 +32,13 @@ impl Clocks {
         };
     }
 
-    /// When the lease behind an offer ends on our clock: as the holder answered to a renewal; before
-    /// any, as far as its arrival tells, and earlier where the holder's clock is known and says so.
+    /// When the lease behind an offer ends on our clock: long ago, if a read found it lost; as the holder
+    /// answered to a renewal; before any, as far as its arrival tells, and earlier where the holder's
+    /// clock is known and says so.
     pub(crate) fn lease_end(&self, offer: &Offer) -> MonoTime {
+        if offer.lost.get().is_some() {
+            return MonoTime::ZERO;
+        }
         if let Some(end) = *offer.told_end.lock() {
             return end;
         }

@@ -33,6 +33,10 @@ const IDLE_POLL: Duration = Duration::from_millis(50);
 /// For how long after a notice or a first grant notices are expected soon. After that a holder whose
 /// leases just wait for the next turn looks ten times less often.
 const BUSY_FOR: Duration = Duration::from_millis(100);
+/// How long the agent is kept after leases that may be being read were ended: readers see that when the bytes under way
+/// have landed, and post no more. Over TCP the holder's own threads send the bytes, and UCX 1.21 has been seen to crash
+/// when its worker is destroyed with some of them waiting.
+const LINGER: Duration = Duration::from_millis(200);
 
 /// Leases that are ended under one hold of the table's lock, some 0.5 ms: a grant waits no longer,
 /// however many end at once.
@@ -175,10 +179,13 @@ impl Holder {
         given
     }
 
-    pub(crate) fn revoke_all(&self) {
+    /// Ends all leases. How many there were.
+    pub(crate) fn revoke_all(&self) -> usize {
         let mut table = self.table.lock();
         let ended = table.revoke_all();
+        let count = ended.len();
         self.retire(&mut table, ended);
+        count
     }
 
     /// One round of the thread: takes what readers have said, and ends what is over. How much was
@@ -359,7 +366,9 @@ fn serve<A: Agent>(holder: &Holder, mut agent: A, poll: Duration, nudged: &Recei
             busy = holder.clock.now();
         }
     }
-    holder.revoke_all();
+    if holder.revoke_all() > 0 {
+        std::thread::sleep(LINGER);
+    }
     drop(agent);
 }
 

@@ -417,6 +417,7 @@ impl Engine {
             incarnation: offer.ticket.incarnation,
             lease: offer.ticket.lease,
             ticket: Arc::clone(&offer.ticket),
+            lost: Arc::clone(&offer.lost),
             span,
             blocks,
             submitted,

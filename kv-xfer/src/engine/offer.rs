@@ -1,7 +1,7 @@
 //! A descriptor that has been believed: its ticket is authentic, verifiable and of our layout.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -25,6 +25,8 @@ pub struct Offer {
     compared: Arc<Mutex<Option<Compared>>>,
     /// When the lease ends on our clock, by the holder's last answer to a renewal.
     pub(super) told_end: Arc<Mutex<Option<MonoTime>>>,
+    /// What a read found instead of the lease's word.
+    pub(super) lost: Arc<OnceLock<u64>>,
 }
 
 /// What is known of one prompt's hashes: the first `count` are those of the ticket. A chained hash
@@ -63,6 +65,7 @@ impl Offer {
             arrived: now,
             compared: Arc::default(),
             told_end: Arc::default(),
+            lost: Arc::default(),
         })
     }
 

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::config::ReaderConfig;
@@ -47,6 +47,8 @@ pub(crate) struct ReadJob {
     pub incarnation: Incarnation,
     pub lease: LeaseRef,
     pub ticket: Arc<Ticket>,
+    /// The offer's: what was found instead of its word.
+    pub lost: Arc<OnceLock<u64>>,
     /// Which of the ticket's blocks.
     pub span: Range<usize>,
     pub blocks: OwnedBlocks,
@@ -58,6 +60,21 @@ pub(crate) struct ReadJob {
 impl ReadJob {
     pub(crate) fn limit(&self) -> Duration {
         self.deadline.saturating_since(self.submitted)
+    }
+
+    /// An earlier read of the same offer found that its lease was lost. It stays so, and nothing need be posted to see
+    /// it again.
+    pub(crate) fn known_lost(&self) -> Option<ReadError> {
+        self.lost.get().map(|found| self.lease_lost(*found))
+    }
+
+    fn lease_lost(&self, found: u64) -> ReadError {
+        ReadError::LeaseLost {
+            engine: self.engine.clone(),
+            lease: self.lease.id,
+            expected: self.lease.word.0,
+            found,
+        }
     }
 }
 
@@ -573,12 +590,7 @@ impl<R> ActiveRead<R> {
         if found == expected {
             return Ok(());
         }
-        Err(ReadError::LeaseLost {
-            engine: self.job.engine.clone(),
-            lease: self.job.lease.id,
-            expected,
-            found,
-        })
+        Err(self.job.lease_lost(*self.job.lost.get_or_init(|| found)))
     }
 }
 

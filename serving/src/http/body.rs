@@ -279,6 +279,8 @@ mod tests {
             ("n", json!(0)),
             ("stop", json!(7)),
             ("stop", json!(["a", "b", "c", "d", "e"])),
+            ("stop", json!("x".repeat(MAX_STOP_BYTES + 1))),
+            ("stop", json!(["a", "x".repeat(MAX_STOP_BYTES + 1)])),
             ("stream", json!("yes")),
             ("stream_options", json!(true)),
             ("logprobs", json!(true)),

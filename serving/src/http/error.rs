@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use kvx_router::http::BodyError;
 use serde_json::{Value, json};
 
 use crate::node::{Failure, Refused};
@@ -105,6 +106,17 @@ impl ApiError {
         json!({"error": {
             "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
         }})
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        let refused = Self::invalid(error.to_string());
+        match error {
+            BodyError::TooLarge { .. } => refused.status(StatusCode::PAYLOAD_TOO_LARGE),
+            BodyError::Late(_) => refused.status(StatusCode::REQUEST_TIMEOUT),
+            _ => refused,
+        }
     }
 }
 

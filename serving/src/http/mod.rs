@@ -16,13 +16,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
+use kvx_router::http::{Patience, read_body};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -43,16 +41,18 @@ const MAX_BODY: usize = 16 << 20;
 pub struct App {
     node: Arc<Node>,
     model: String,
+    patience: Patience,
     started: u64,
 }
 
 impl App {
     /// Serves a node under a model name.
     #[must_use]
-    pub fn new(node: Arc<Node>, model: String) -> Self {
+    pub fn new(node: Arc<Node>, model: String, patience: Patience) -> Self {
         Self {
             node,
             model,
+            patience,
             started: unix_time(),
         }
     }
@@ -71,27 +71,14 @@ impl App {
                 ApiError::invalid("this path takes another method")
                     .status(StatusCode::METHOD_NOT_ALLOWED)
             })
-            .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(Arc::new(self))
     }
 }
 
 /// Serves until `stop` is done and the connections have ended.
-///
-/// # Errors
-/// Those of the listener.
-pub async fn serve(
-    listener: TcpListener,
-    app: App,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    // Pieces of an answer are small and are not to wait for each other.
-    let listener = listener.tap_io(|connection| {
-        let _ = connection.set_nodelay(true);
-    });
-    axum::serve(listener, app.router())
-        .with_graceful_shutdown(stop)
-        .await
+pub async fn serve(listener: TcpListener, app: App, stop: impl Future<Output = ()>) {
+    let patience = app.patience;
+    kvx_router::http::serve(listener, app.router(), patience, stop).await;
 }
 
 fn unix_time() -> u64 {
@@ -99,33 +86,21 @@ fn unix_time() -> u64 {
     now.map_or(0, |time| time.as_secs())
 }
 
-type Taken = Result<Bytes, BytesRejection>;
-
-async fn chat(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Taken,
-) -> Result<Response, ApiError> {
-    generate(app, Api::Chat, &headers, body).await
+async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate(app, Api::Chat, request).await
 }
 
-async fn completions(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Taken,
-) -> Result<Response, ApiError> {
-    generate(app, Api::Completions, &headers, body).await
+async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    generate(app, Api::Completions, request).await
 }
 
-async fn generate(
-    app: Arc<App>,
-    api: Api,
-    headers: &HeaderMap,
-    body: Taken,
-) -> Result<Response, ApiError> {
+async fn generate(app: Arc<App>, api: Api, request: Request) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let body = body
-        .map_err(|rejection| ApiError::invalid(rejection.body_text()).status(rejection.status()))?;
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let body = read_body(headers, body, MAX_BODY, app.patience.request)
+        .await
+        .inspect_err(|_| app.node.metrics().request("refused"))?;
     let caller = Caller::of(headers);
     let id_prefix = match api {
         Api::Chat => "chatcmpl-",

@@ -121,9 +121,11 @@ impl<T: Transport> Driver<T> {
             release: policy,
             ..
         } = job;
+        let wanted =
+            policy == ReleasePolicy::Always && !matches!(error, ReadError::LeaseLost { .. });
         let blocks = FailedBlocks::Returned(blocks);
         self.deliver(id, &shared, Err(ReadFailure { error, blocks }));
-        if policy == ReleasePolicy::Always {
+        if wanted {
             self.release(release, now);
         }
     }

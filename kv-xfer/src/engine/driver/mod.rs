@@ -309,6 +309,8 @@ impl<T: Transport> Driver<T> {
             if self.stopping.is_some() {
                 // Submitted before the shutdown, seen after it.
                 self.end_unstarted(*job, ReadError::ShuttingDown, now);
+            } else if let Some(lost) = job.known_lost() {
+                self.end_unstarted(*job, lost, now);
             } else {
                 self.backlog.push_back(job);
             }
