@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use kv_xfer::fabric::Requirement;
 use kv_xfer::layout::Preset;
 use kvx_router::{ROUTER_HELP, RouterArgs};
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
 use crate::doctor::{DOCTOR_HELP, DoctorArgs, Probe};
+use crate::require::FabricArgs;
 use crate::sim::{HELP as SIM_HELP, SimArgs};
 
 /// How `kvx` ends.
@@ -141,10 +141,9 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
-    /// What must carry the bytes: efa, rdma, nvlink, shm, tcp, any. If it is not there, nothing is
-    /// started, and the exit status is 1
-    #[arg(long, value_name = "CARRIER", default_value_t)]
-    pub require: Requirement,
+    /// What carries the bytes.
+    #[command(flatten)]
+    pub fabric: FabricArgs,
 
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600,

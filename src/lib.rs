@@ -5,6 +5,7 @@ pub mod bench;
 pub mod cli;
 pub mod demo;
 pub mod doctor;
+pub mod libfabric;
 pub mod proc;
 pub mod require;
 pub mod router;

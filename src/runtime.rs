@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_xfer::descriptor::{ClusterKey, KeyError};
-use kv_xfer::fabric::Unmet;
+use kv_xfer::fabric::{LIBFABRIC, Unmet};
 use kv_xfer::transport::TransportError;
 use kv_xfer::transport::nixl::{BackendConfig, NixlTransport};
 use nixl_sys::{Library, LoadError};
 use thiserror::Error;
+
+use crate::libfabric::{self, ProvideError};
 
 #[path = "../build/locate.rs"]
 mod locate;
@@ -71,6 +73,9 @@ pub enum OpenError {
     /// It has no such backend.
     #[error(transparent)]
     Backend(#[from] TransportError),
+    /// What the LIBFABRIC backend links is not here.
+    #[error(transparent)]
+    Libfabric(#[from] ProvideError),
     /// The environment's cluster key is none.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -85,12 +90,19 @@ pub fn cluster_key() -> Result<Option<ClusterKey>, OpenError> {
     Ok(ClusterKey::from_env()?)
 }
 
-/// Finds and loads the library, for a backend.
+/// Finds and loads the library, for a backend. What LIBFABRIC links is [provided](libfabric::provide) first.
 ///
 /// # Errors
 /// [`OpenError`], which says what would help.
-pub fn open(backend: BackendConfig) -> Result<Arc<NixlTransport>, OpenError> {
+pub fn open(backend: impl Into<BackendConfig>) -> Result<Arc<NixlTransport>, OpenError> {
+    let backend = backend.into();
     let runtime = resolve()?;
+    if backend.name == LIBFABRIC
+        && let Err(error) = libfabric::provide()
+    {
+        // What is missing is said again where it is missed.
+        tracing::warn!("{error}");
+    }
     let library = Library::open(&runtime.library)?;
     Ok(Arc::new(NixlTransport::new(library, backend)?))
 }

@@ -95,7 +95,7 @@ fn landed_or_lost(outcome: kv_xfer::engine::ReadOutcome, remote: &[BlockId]) -> 
     }
 }
 
-over!(a_killed_holder_fails_its_own_reads_and_no_others: shm, tcp, net);
+over!(a_killed_holder_fails_its_own_reads_and_no_others: shm, tcp, net, fabric);
 fn a_killed_holder_fails_its_own_reads_and_no_others() {
     let mut other = Holder::start(
         &HolderSpec::new(Shape::MEDIUM, ASIDE)
@@ -175,7 +175,7 @@ fn killed_at_every_stage(reader: &Engine) {
     println!("shown: reads whose holder was killed meanwhile: {lost} failed, {kept} landed right");
 }
 
-over!(a_killed_reader_does_its_holder_no_harm: shm, tcp, net);
+over!(a_killed_reader_does_its_holder_no_harm: shm, tcp, net, fabric);
 fn a_killed_reader_does_its_holder_no_harm() {
     const BLOCKS: u32 = 512;
     let over_tcp = std::env::var("UCX_TLS").is_ok_and(|carriers| carriers.contains("tcp"));
@@ -214,7 +214,7 @@ fn a_killed_reader_does_its_holder_no_harm() {
     println!("shown: 8 readers killed; UCX aborted the holder {aborted} times");
 }
 
-over!(a_holder_that_hangs_costs_its_reads_their_time_and_nobody_any_bytes: tcp, net);
+over!(a_holder_that_hangs_costs_its_reads_their_time_and_nobody_any_bytes: tcp, net, fabric);
 fn a_holder_that_hangs_costs_its_reads_their_time_and_nobody_any_bytes() {
     const BLOCKS: u32 = 1024;
     let mut spec = HolderSpec::new(Shape::MEDIUM, BLOCKS);
@@ -308,7 +308,7 @@ fn a_holder_that_hangs_costs_its_reads_their_time_and_nobody_any_bytes() {
     );
 }
 
-over!(a_holder_that_hangs_before_it_is_met_is_given_up: tcp, net);
+over!(a_holder_that_hangs_before_it_is_met_is_given_up: tcp, net, fabric);
 fn a_holder_that_hangs_before_it_is_met_is_given_up() {
     let mut holder = Holder::start(&HolderSpec::new(Shape::MEDIUM, 32));
     let reader = reader(Shape::MEDIUM, 32, |config| {
@@ -332,7 +332,7 @@ fn a_holder_that_hangs_before_it_is_met_is_given_up() {
     assert_clean(&reader);
 }
 
-over!(a_restarted_holder_is_never_taken_for_its_predecessor: shm, tcp, net);
+over!(a_restarted_holder_is_never_taken_for_its_predecessor: shm, tcp, net, fabric);
 fn a_restarted_holder_is_never_taken_for_its_predecessor() {
     const BLOCKS: u32 = 64;
     let mut spec = HolderSpec::new(Shape::MEDIUM, BLOCKS);

@@ -35,7 +35,7 @@ fn resident_mib() -> usize {
     (pages * rustix::param::page_size()) >> 20
 }
 
-over!(handles_dropped_right_after_submit_give_every_block_back: shm, tcp);
+over!(handles_dropped_right_after_submit_give_every_block_back: shm, tcp, fabric);
 fn handles_dropped_right_after_submit_give_every_block_back() {
     const BLOCKS: u32 = 16;
     let rounds: u32 = if long() { 10_000 } else { 2000 };
@@ -78,7 +78,7 @@ fn handles_dropped_right_after_submit_give_every_block_back() {
     assert_eq!(wrong_words(&landed.blocks, &remote, 1), 0);
 }
 
-over!(shutdown_under_load_ends_and_gives_each_handle_one_outcome: shm, tcp);
+over!(shutdown_under_load_ends_and_gives_each_handle_one_outcome: shm, tcp, fabric);
 fn shutdown_under_load_ends_and_gives_each_handle_one_outcome() {
     // Eight are worked on, the others queued.
     const READS: u32 = 1008;
@@ -129,7 +129,7 @@ fn shutdown_under_load_ends_and_gives_each_handle_one_outcome() {
     }
 }
 
-over!(opening_and_closing_engines_leaves_nothing_behind: shm, tcp);
+over!(opening_and_closing_engines_leaves_nothing_behind: shm, tcp, fabric);
 fn opening_and_closing_engines_leaves_nothing_behind() {
     const CYCLES: u32 = 50;
     let mut holder = Holder::start(&HolderSpec::new(Shape::TINY, 8));
@@ -156,7 +156,7 @@ fn opening_and_closing_engines_leaves_nothing_behind() {
     holder.leave();
 }
 
-over!(an_idle_engine_uses_little_of_the_processor: shm, tcp);
+over!(an_idle_engine_uses_little_of_the_processor: shm, tcp, fabric);
 fn an_idle_engine_uses_little_of_the_processor() {
     let mut holder = Holder::start(&HolderSpec::new(Shape::TINY, 8));
     let reader = reader(Shape::TINY, 8, |_| {});
@@ -291,7 +291,7 @@ fn busy() -> (Holder, Engine, kv_xfer::engine::ReadHandle) {
     (holder, reader, handle)
 }
 
-over!(a_process_ends_well_when_its_engines_are_dropped: shm, tcp);
+over!(a_process_ends_well_when_its_engines_are_dropped: shm, tcp, fabric);
 fn a_process_ends_well_when_its_engines_are_dropped() {
     let (holder, reader, handle) = busy();
     drop(reader);
@@ -305,7 +305,7 @@ fn a_process_ends_well_when_its_engines_are_dropped() {
     holder.leave();
 }
 
-over!(a_process_ends_well_when_its_engines_are_leaked: shm, tcp);
+over!(a_process_ends_well_when_its_engines_are_leaked: shm, tcp, fabric);
 fn a_process_ends_well_when_its_engines_are_leaked() {
     let (holder, reader, handle) = busy();
     std::mem::forget(reader);
@@ -314,7 +314,7 @@ fn a_process_ends_well_when_its_engines_are_leaked() {
     std::mem::forget(holder);
 }
 
-over!(a_process_ends_well_when_it_exits_in_the_middle: shm, tcp);
+over!(a_process_ends_well_when_it_exits_in_the_middle: shm, tcp, fabric);
 fn a_process_ends_well_when_it_exits_in_the_middle() {
     let _busy = busy();
     finished();

@@ -118,7 +118,9 @@ fn an_engine_that_cannot_register_does_not_start_and_keeps_nothing() {
 fn a_reader_that_cannot_register_fails_its_reads_and_tries_again() {
     // The pool, then the words that land beside the blocks.
     for registered in 0..2 {
-        let pair = pair_with(|config| config.reader.spare_agents = 0);
+        // Nobody else registers anything, now or later.
+        let no_spares = |config: &mut EngineConfig| config.reader.spare_agents = 0;
+        let pair = pair_of(no_spares, no_spares);
         let (_, offer) = pair.offer("r", &ids(0..4));
         let agents = pair.fabric.agents().len();
         pair.fabric.refuse_registration_after(registered);

@@ -33,7 +33,7 @@ pub use libfabric::{
     LIBFABRIC_NAME, LibfabricReport, Nic, Provider, Version, fabric_symbols, libfabric,
 };
 pub use library::{Library, OpenOptions};
-pub use probe::{ProbeError, plugin_loads};
+pub use probe::{ProbeError, plugin_loads, preload};
 pub use report::{Finding, LoadReport, VersionFamily};
 pub use status::{Progress, Status};
 pub use symbols::{FUNCTIONS_SINCE_1_5, REQUIRED_FUNCTIONS};

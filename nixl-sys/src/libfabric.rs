@@ -12,6 +12,7 @@ use std::ptr;
 use libloading::os::unix::{Library as DynamicLibrary, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use crate::probe::{self, ProbeError};
+use crate::process::mapped_libraries;
 
 /// Name under which the dynamic linker finds libfabric.
 pub const LIBFABRIC_NAME: &str = "libfabric.so.1";
@@ -87,6 +88,8 @@ pub struct Nic {
 pub struct LibfabricReport {
     /// The file, or the name that the dynamic linker resolved.
     pub library: PathBuf,
+    /// The file that was loaded, as far as that can be told.
+    pub file: Option<PathBuf>,
     /// Its own version.
     pub version: Version,
     /// What it offers, each once, in its own order of preference.
@@ -265,9 +268,18 @@ pub fn libfabric(library: &Path) -> Result<LibfabricReport, ProbeError> {
     }
     Ok(LibfabricReport {
         library: library.to_path_buf(),
+        file: loaded_file(library),
         version,
         providers,
     })
+}
+
+/// The file behind a name that the dynamic linker resolved.
+fn loaded_file(library: &Path) -> Option<PathBuf> {
+    if library.components().count() > 1 {
+        return Some(library.to_path_buf());
+    }
+    mapped_libraries(&[library.to_str()?]).into_iter().next()
 }
 
 /// # Safety

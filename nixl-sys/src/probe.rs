@@ -109,6 +109,20 @@ pub(crate) fn not_loaded(library: &Path, error: &libloading::Error) -> ProbeErro
     }
 }
 
+/// Loads a library to stay, so that whatever needs one of its name later gets this one. `library` is a file, or a bare name
+/// to be searched for as the dynamic linker does.
+///
+/// Loading runs its initialisers, so it must be as trusted as the program.
+///
+/// # Errors
+/// [`ProbeError`], which tells a library that is missing from one that does not load.
+pub fn preload(library: &Path) -> Result<(), ProbeError> {
+    if library.components().count() > 1 {
+        refuse_other_files(library)?;
+    }
+    load_to_stay(library)
+}
+
 /// Whether the dynamic linker takes one of NIXL's plugins, with all that it needs. NIXL itself says only that there is no
 /// such backend.
 ///
@@ -118,10 +132,14 @@ pub(crate) fn not_loaded(library: &Path, error: &libloading::Error) -> ProbeErro
 /// [`ProbeError`], which names what is missing or too old.
 pub fn plugin_loads(plugin: &Path) -> Result<(), ProbeError> {
     refuse_other_files(plugin)?;
-    // SAFETY: this runs the initialisers of the plugin and of what it needs, which touch nothing of Rust's; that the path
+    load_to_stay(plugin)
+}
+
+fn load_to_stay(library: &Path) -> Result<(), ProbeError> {
+    // SAFETY: this runs the initialisers of the library and of what it needs, which touch nothing of Rust's; that the path
     // is to be trusted is what the caller answers for.
-    let handle = unsafe { DynamicLibrary::open(Some(plugin), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| not_loaded(plugin, &error))?;
+    let handle = unsafe { DynamicLibrary::open(Some(library), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| not_loaded(library, &error))?;
     // Plugins have threads and cannot be unloaded.
     std::mem::forget(handle);
     Ok(())

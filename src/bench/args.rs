@@ -5,20 +5,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kv_xfer::fabric::Requirement;
 
 use super::holders;
 use super::latency::LatencySize;
 use super::row::Who;
 use super::scale::ScaleSize;
+use crate::require::FabricArgs;
 
 /// Arguments of `kvx bench`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
-    /// What must carry the bytes of this tool's own participants: efa, rdma, nvlink, shm, tcp,
-    /// any. If it is not there, nothing is measured, and the exit status is 1
-    #[arg(long, value_name = "CARRIER", default_value_t, global = true)]
-    pub require: Requirement,
+    /// What carries the bytes.
+    #[command(flatten)]
+    pub fabric: FabricArgs,
 
     /// Which bench.
     #[command(subcommand)]
@@ -250,10 +249,9 @@ pub struct TargetArgs {
     #[arg(long, value_name = "KIND", default_value = "host")]
     pub memory: String,
 
-    /// What must carry the bytes: efa, rdma, nvlink, shm, tcp, any. If it is not there, the exit
-    /// status is 1
-    #[arg(long, value_name = "CARRIER", default_value_t)]
-    pub require: Requirement,
+    /// What carries the bytes.
+    #[command(flatten)]
+    pub fabric: FabricArgs,
 
     /// Most memory that a bench may have here
     #[arg(long, value_name = "BYTES", default_value = "8GiB", value_parser = bytes)]

@@ -56,7 +56,7 @@ use self::team::Surroundings;
 use self::worker::{WorkerError, check_memory};
 use crate::cli::Exit;
 use crate::proc::{Interrupt, Parent};
-use crate::{require, runtime};
+use crate::require;
 
 /// The variable that names a target, `host:port`.
 pub const PEER_VARIABLE: &str = "KVX_BENCH_PEER";
@@ -74,11 +74,11 @@ pub fn run(args: &BenchArgs) -> Exit {
         BenchKind::Latency(_) | BenchKind::Scale(_) => Environment::recommended(),
         BenchKind::Read(_) | BenchKind::Compare(_) => Environment::empty(),
     };
-    if let Err(unmet) = require::announce(environment, args.require) {
+    if let Err(unmet) = require::announce(environment, &args.fabric) {
         eprintln!("{unmet}");
         return Exit::CheckFailed;
     }
-    if let Err(error) = runtime::resolve() {
+    if let Err(error) = require::ready() {
         eprintln!("{error}");
         return Exit::Environment;
     }
@@ -273,7 +273,7 @@ fn write(path: &Path, text: &str) -> Result<(), BenchError> {
 /// `kvx target`.
 #[must_use]
 pub fn run_target(args: &TargetArgs) -> Exit {
-    if let Err(unmet) = require::announce(Environment::empty(), args.require) {
+    if let Err(unmet) = require::announce(Environment::empty(), &args.fabric) {
         eprintln!("{unmet}");
         return Exit::CheckFailed;
     }

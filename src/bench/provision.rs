@@ -19,11 +19,11 @@ use thiserror::Error;
 use super::row::Who;
 use crate::runtime::{self, NoNixl};
 
-mod cache;
+pub(crate) mod cache;
 #[path = "../../build/tool.rs"]
 mod tool;
 
-use cache::{CACHE_VARIABLE, Cache, QUICK_LIMIT, run, write_all};
+use cache::{Cache, QUICK_LIMIT, run, write_all};
 
 /// How long packages may take to be downloaded and unpacked, or to be built.
 const MAKE_LIMIT: Duration = Duration::from_secs(900);
@@ -120,8 +120,11 @@ pub enum ProvisionError {
         why: String,
     },
     /// There is no cache folder.
-    #[error("no folder is known to keep the other participants in: set {CACHE_VARIABLE}")]
-    NoCache,
+    #[error("no folder is known to keep it in: set {named_by}")]
+    NoCache {
+        /// The variable that names one.
+        named_by: &'static str,
+    },
     /// There is no NIXL library.
     #[error(transparent)]
     Nixl(#[from] NoNixl),

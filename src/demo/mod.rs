@@ -19,16 +19,16 @@ use self::play::PlayError;
 use self::side::SideError;
 use crate::cli::{DemoArgs, Exit};
 use crate::proc::{Interrupt, Parent, ProcError};
-use crate::{require, runtime};
+use crate::require;
 
 /// `kvx demo`.
 #[must_use]
 pub fn run(args: &DemoArgs) -> Exit {
-    if let Err(unmet) = require::announce(Environment::empty(), args.require) {
+    if let Err(unmet) = require::announce(Environment::empty(), &args.fabric) {
         eprintln!("{unmet}");
         return Exit::CheckFailed;
     }
-    if let Err(error) = runtime::resolve() {
+    if let Err(error) = require::ready() {
         eprintln!("{error}");
         return Exit::Environment;
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_xfer::engine::ReaderConfig;
-use kv_xfer::fabric::UcxLanes;
+use kv_xfer::fabric::{LIBFABRIC, PeerFabric, UcxLanes};
 use thiserror::Error;
 
 use super::allocator::FreeOrder;
@@ -20,6 +20,7 @@ use super::side::{self, SideError};
 use super::trace::{self, TraceError};
 use crate::cli::DemoArgs;
 use crate::proc::{Interrupt, ProcError, Worker};
+use crate::require;
 
 /// Ranks that the model's KV heads are divided among; the demo plays one of them.
 const TP: u32 = 8;
@@ -121,7 +122,10 @@ pub fn play(args: &DemoArgs, interrupt: &Interrupt) -> Result<DemoReport, PlayEr
     let mut stage = Stage::set(setup, interrupt, &log, Duration::from_secs(args.timeout))?;
     let mut report = stage.play(&steps)?;
     stage.strike(&mut report)?;
-    report.nixl.transport = log.carrier();
+    report.nixl.transport = match report.nixl.backend.as_str() {
+        LIBFABRIC => PeerFabric::restricted(require::required()).transports,
+        _ => log.carrier(),
+    };
     report.judge();
     Ok(report)
 }

@@ -9,14 +9,14 @@ mod software;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kv_xfer::fabric::{Requirement, Verdict};
+use kv_xfer::fabric::{Backend, Requirement, Verdict};
 
 pub use self::probe::{Probe, run_probe};
 pub use self::report::DoctorReport;
 
 use crate::cli::Exit;
 use crate::proc::Interrupt;
-use crate::require;
+use crate::require::{self, FabricArgs};
 use nixl_sys::Environment;
 
 /// Help of `kvx doctor`.
@@ -48,6 +48,10 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "CARRIER")]
     pub require: Option<Requirement>,
 
+    /// NIXL's backend for --peer: ucx or libfabric
+    #[arg(long, value_name = "NAME", requires = "peer")]
+    pub backend: Option<Backend>,
+
     /// Measure reads from and writes to `kvx target` at this address
     #[arg(long, value_name = "HOST:PORT")]
     pub peer: Option<String>,
@@ -62,8 +66,12 @@ pub struct DoctorArgs {
 pub fn run(args: &DoctorArgs) -> Exit {
     // What is required of the peer's bytes, too.
     let required = args.require.unwrap_or_default();
+    let fabric = FabricArgs {
+        require: required,
+        backend: args.backend.clone(),
+    };
     let announced = match &args.peer {
-        Some(_) => require::announce(Environment::empty(), required),
+        Some(_) => require::announce(Environment::empty(), &fabric),
         None => Ok(()),
     };
     let interrupt = match Interrupt::install() {

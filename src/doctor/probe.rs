@@ -305,7 +305,7 @@ fn ask_libfabric() -> Answer<LibfabricFound> {
             });
         }
     };
-    let symbols = loaded_file(&report.library).and_then(|file| fabric_symbols(&file));
+    let symbols = report.file.as_deref().and_then(fabric_symbols);
     let mut providers: Vec<(String, String, String)> = Vec::new();
     for provider in report.providers {
         let one = (
@@ -322,20 +322,6 @@ fn ask_libfabric() -> Answer<LibfabricFound> {
         library: report.library,
         symbols: symbols.map(words),
         providers,
-    })
-}
-
-/// The file behind a name that the dynamic linker resolved.
-fn loaded_file(library: &Path) -> Option<PathBuf> {
-    if library.components().count() > 1 {
-        return Some(library.to_path_buf());
-    }
-    let name = library.to_str()?.to_owned();
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    maps.lines().find_map(|line| {
-        let path = Path::new(line.get(line.find('/')?..)?);
-        let is = path.file_name()?.to_str()?.starts_with(&name);
-        is.then(|| path.to_path_buf())
     })
 }
 

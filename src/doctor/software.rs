@@ -1,6 +1,6 @@
 //! Checks of the libraries, from what they have said.
 
-use kv_xfer::fabric::{Carrier, Check, Devices};
+use kv_xfer::fabric::{Carrier, Check, Devices, libfabric_release};
 
 use super::probe::{Answers, LIBFABRIC_VARIABLE};
 
@@ -117,10 +117,10 @@ fn libfabric(answers: &Answers, devices: &Devices) -> Check {
     let needs = nixl.and_then(|nixl| nixl.needs_fabric.as_deref());
     let (needed, fix) = match needs {
         Some(symbols) => {
-            let (oldest, way_out) = release(symbols);
+            let (oldest, way_out) = libfabric_release(symbols);
             (
                 format!(
-                    "one with the symbols FABRIC_{symbols}, which is {oldest}, for the LIBFABRIC plugin of NIXL {version}"
+                    "{oldest} (symbols FABRIC_{symbols}), for the LIBFABRIC plugin of NIXL {version}"
                 ),
                 way_out,
             )
@@ -167,25 +167,6 @@ fn libfabric(answers: &Answers, devices: &Devices) -> Check {
                        in front of LD_LIBRARY_PATH; `fi_info -p efa` must list the devices";
             for_efa(NAME, found, "the provider efa", fix, devices)
         }
-    }
-}
-
-/// Which libfabric first had these symbols, and how to get by.
-fn release(symbols: &str) -> (&'static str, &'static str) {
-    match symbols {
-        "1.10" => (
-            "newer than libfabric 2.6.0",
-            "install a libfabric newer than 2.6.0; or use NIXL 1.4.1 (pip install nixl-cu12==1.4.1, \
-             KVX_NIXL_DIR), whose plugin works with libfabric 1.20 and newer; or UCX, which does not need it",
-        ),
-        "1.7" => (
-            "libfabric 1.20 or newer",
-            "install libfabric 1.20 or newer: Amazon's EFA installer has it (sudo ./efa_installer.sh -y)",
-        ),
-        _ => (
-            "a libfabric as new as that NIXL",
-            "install the libfabric that this NIXL was built for",
-        ),
     }
 }
 

@@ -6,26 +6,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam::channel::Receiver;
+use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use super::connect::{CardSource, ConnectError};
 use super::driver::{LeaseJob, LeaseWish};
 use crate::clock::{Clock, MonoTime};
 use crate::peer::PeerKey;
 
-/// Time for one release over the side channel. A holder that does not answer by then is left to end
-/// the lease by its time.
+/// Time for one release over the side channel.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// For how long a holder that did not answer is not asked again, so that it does not hold up others.
 const SILENT_FOR: Duration = Duration::from_secs(5);
+/// Releases that are kept for holders that did not answer.
+const MOST_LATE: usize = 1024;
 
-/// Releases and renews leases over the side channel, one after the other.
+/// A release that waits until its holder is asked again.
+struct Late {
+    due: MonoTime,
+    job: LeaseJob,
+}
+
+/// Releases and renews leases over the side channel, one after the other. A holder that did not answer a release is asked
+/// once more when it may be back: it would keep the blocks for minutes otherwise. If it does not answer then either, it is
+/// left to end the lease by its time.
 pub(super) struct LeaseCare {
     cards: Arc<dyn CardSource>,
     clock: Arc<dyn Clock>,
     stopping: Arc<AtomicBool>,
     /// Peers that did not answer lately, and until when they are not asked.
     silent: HashMap<PeerKey, MonoTime>,
+    late: Vec<Late>,
 }
 
 impl LeaseCare {
@@ -39,30 +49,77 @@ impl LeaseCare {
             clock,
             stopping,
             silent: HashMap::new(),
+            late: Vec::new(),
         }
     }
 
     /// Until nobody can have a wish any more, or the engine stops.
     pub(super) fn run(mut self, jobs: &Receiver<LeaseJob>) {
-        for job in jobs {
+        loop {
+            let due = self.late.iter().map(|late| late.due).min();
+            let job = match due {
+                None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => jobs.recv_timeout(due.saturating_since(self.clock.now())),
+            };
             if self.stopping.load(Ordering::Acquire) {
                 break;
             }
-            self.care_for(job);
+            match job {
+                Ok(job) => self.care_for(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.care_for_late();
         }
     }
 
-    /// Asks a holder, unless it has not answered lately.
+    /// Asks a holder, or puts it off if it has not answered lately.
     pub(super) fn care_for(&mut self, job: LeaseJob) {
+        match self.silent_until(&job.peer) {
+            Some(until) => self.put_off(job, until),
+            None => {
+                if let Err((job, until)) = self.try_asking(job) {
+                    self.put_off(job, until);
+                }
+            }
+        }
+    }
+
+    /// Asks again about one lease whose holder did not answer in time; false if it is not time for any.
+    pub(super) fn care_for_late(&mut self) -> bool {
+        let now = self.clock.now();
+        let Some(at) = self.late.iter().position(|late| late.due <= now) else {
+            return false;
+        };
+        let Late { job, .. } = self.late.remove(at);
+        if self.silent_until(&job.peer).is_none() {
+            let _ = self.try_asking(job);
+        }
+        true
+    }
+
+    /// Until when a holder is not asked.
+    fn silent_until(&mut self, peer: &PeerKey) -> Option<MonoTime> {
         let now = self.clock.now();
         self.silent.retain(|_, until| *until > now);
-        if self.silent.contains_key(&job.peer) {
-            return;
+        self.silent.get(peer).copied()
+    }
+
+    fn put_off(&mut self, job: LeaseJob, due: MonoTime) {
+        // Who wants a lease renewed asks again.
+        if matches!(job.wish, LeaseWish::Release) && self.late.len() < MOST_LATE {
+            self.late.push(Late { due, job });
         }
-        if let Err(error) = self.ask(&job, now) {
+    }
+
+    /// Gives the job back, with the time until which its holder is not asked, if that did not answer.
+    fn try_asking(&mut self, job: LeaseJob) -> Result<(), (LeaseJob, MonoTime)> {
+        self.ask(&job, self.clock.now()).map_err(|error| {
             tracing::debug!(%error, lease = %job.lease.id, wish = ?job.wish, "a holder was not reached");
-            self.silent.insert(job.peer, self.clock.now() + SILENT_FOR);
-        }
+            let until = self.clock.now() + SILENT_FOR;
+            self.silent.insert(job.peer.clone(), until);
+            (job, until)
+        })
     }
 
     fn ask(&self, job: &LeaseJob, now: MonoTime) -> Result<(), ConnectError> {
@@ -83,3 +140,6 @@ impl LeaseCare {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

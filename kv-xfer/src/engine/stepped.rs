@@ -139,14 +139,14 @@ impl<T: Transport> Stepped<T> {
         drop(self.ends.events.send(event));
     }
 
-    /// One wish about a lease. False when there is none.
+    /// One wish about a lease, or one that was put off. False when there is none.
     pub(crate) fn care(&mut self) -> bool {
         match self.ends.wishes.try_recv() {
             Ok(job) => {
                 self.care.care_for(job);
                 true
             }
-            Err(_) => false,
+            Err(_) => self.care.care_for_late(),
         }
     }
 

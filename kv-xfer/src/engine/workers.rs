@@ -52,7 +52,7 @@ impl<A: Agent> Teardown<A> {
             agent.discard(request);
         }
         // The fence: after this, nothing is written on the agent's behalf.
-        let fenced = agent.destroy();
+        let fenced = agent.destroy_patiently();
         Event::Fenced { fence, fenced }
     }
 }
@@ -150,7 +150,7 @@ impl Workers {
         threads.push(thread("kvx-leases".into()).spawn(move || care.run(&wishes))?);
         threads.push(thread("kvx-fence".into()).spawn(move || {
             for teardown in teardowns {
-                if events.send(teardown.carry_out(std::thread::sleep)).is_err() {
+                if !fence(teardown, &events) {
                     break;
                 }
             }
@@ -166,6 +166,26 @@ impl Workers {
             join_by(thread, end);
         }
     }
+}
+
+/// Destroys an agent and tells the driver. One whose calls may hang is waited for by a thread of its own, which ends with
+/// them: nobody else waits for it. False when the driver is gone.
+fn fence<A: Agent>(teardown: Teardown<A>, events: &Sender<Event<A>>) -> bool {
+    if !teardown.agent.may_hang() {
+        return events.send(teardown.carry_out(std::thread::sleep)).is_ok();
+    }
+    let events = events.clone();
+    let number = teardown.fence;
+    let wait = move || {
+        // Without a driver nobody needs to know.
+        let _ = events.send(teardown.carry_out(std::thread::sleep));
+    };
+    let thread = std::thread::Builder::new().name(format!("kvx-fence-{number}"));
+    if let Err(error) = thread.spawn(wait) {
+        // The agent is destroyed by its own thread; what was in doubt stays in quarantine.
+        tracing::error!(%error, "no thread waits for an agent's end, its reads' blocks are lost");
+    }
+    true
 }
 
 /// Opens agents before they are needed, until nobody can need one any more.

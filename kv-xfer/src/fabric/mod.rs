@@ -17,6 +17,7 @@ mod counters;
 mod devices;
 mod pci;
 mod peer;
+mod plugin;
 mod preflight;
 mod requirement;
 mod settings;
@@ -30,9 +31,12 @@ pub use counters::{Counters, Moved, NotCounted, PortBytes};
 pub use devices::{Access, Devices, Gpu, RdmaDevice};
 pub use pci::{BadBusId, BusId, Distance, PciPath, Place};
 pub use peer::{Evidence, FabricConfig, LogWatch, PeerFabric};
+pub use plugin::{Libfabric, Plugin, Unusable, libfabric_release};
 pub use preflight::{Check, preflight};
 pub use requirement::{Carrier, Requirement, UnknownRequirement, Unmet};
-pub use settings::{ErrorHandling, LIBFABRIC, LibfabricSettings, UCX, UcxSettings};
+pub use settings::{
+    Backend, ErrorHandling, LIBFABRIC, LibfabricSettings, UCX, UcxSettings, UnknownBackend,
+};
 pub use topology::{Near, Topology};
 pub use ucx_log::{Lane, UcxLanes};
 pub use ucx_proto::{Operation, Protocol};

@@ -4,9 +4,11 @@
 //! are the process's to set: [`UcxSettings::environment`] and [`LibfabricSettings::environment`] say which, and
 //! [`Environment::apply`] sets them.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use nixl_sys::Environment;
+use thiserror::Error;
 
 use super::requirement::{Requirement, Unmet};
 use crate::transport::nixl::BackendConfig;
@@ -232,6 +234,90 @@ impl LibfabricSettings {
     }
 }
 
+/// A backend of NIXL, with its settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backend {
+    /// UCX: shared memory, TCP, InfiniBand and RoCE, NVLink.
+    Ucx(UcxSettings),
+    /// libfabric: EFA. Elsewhere it falls back to TCP.
+    Libfabric(LibfabricSettings),
+}
+
+impl Backend {
+    /// UCX with the defaults on this machine.
+    #[must_use]
+    pub fn ucx() -> Self {
+        Self::Ucx(UcxSettings::here())
+    }
+
+    /// LIBFABRIC with its defaults.
+    #[must_use]
+    pub fn libfabric() -> Self {
+        Self::Libfabric(LibfabricSettings::default())
+    }
+
+    /// NIXL's name of it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ucx(_) => UCX,
+            Self::Libfabric(_) => LIBFABRIC,
+        }
+    }
+
+    /// Holds it to what is required.
+    ///
+    /// # Errors
+    /// [`Unmet`] when this backend cannot do it.
+    pub fn require(self, requirement: Requirement) -> Result<Self, Unmet> {
+        Ok(match self {
+            Self::Ucx(settings) => Self::Ucx(settings.require(requirement)),
+            Self::Libfabric(settings) => Self::Libfabric(settings.require(requirement)?),
+        })
+    }
+
+    /// The variables that it needs.
+    pub fn environment(&self) -> Environment {
+        match self {
+            Self::Ucx(settings) => settings.environment(),
+            Self::Libfabric(settings) => settings.environment(),
+        }
+    }
+}
+
+impl From<&Backend> for BackendConfig {
+    fn from(backend: &Backend) -> Self {
+        match backend {
+            Backend::Ucx(settings) => settings.backend(),
+            Backend::Libfabric(settings) => settings.backend(),
+        }
+    }
+}
+
+impl From<Backend> for BackendConfig {
+    fn from(backend: Backend) -> Self {
+        Self::from(&backend)
+    }
+}
+
+/// No backend has that name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0} is no backend; choose ucx or libfabric")]
+pub struct UnknownBackend(pub String);
+
+impl FromStr for Backend {
+    type Err = UnknownBackend;
+
+    /// By name in any case, with the defaults.
+    fn from_str(name: &str) -> Result<Self, UnknownBackend> {
+        match name.to_ascii_uppercase().as_str() {
+            UCX => Ok(Self::ucx()),
+            LIBFABRIC => Ok(Self::libfabric()),
+            _ => Err(UnknownBackend(name.to_owned())),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,6 +352,25 @@ mod tests {
             .require(Requirement::Efa)
             .environment();
         assert!(efa.variables().iter().all(|v| v.name != "UCX_MODULES"));
+    }
+
+    #[test]
+    fn a_backend_is_chosen_by_its_name() {
+        let libfabric: Backend = "libfabric".parse().unwrap();
+        assert_eq!(
+            (libfabric.name(), &libfabric),
+            (LIBFABRIC, &Backend::libfabric())
+        );
+        assert_eq!(BackendConfig::from(&libfabric).name, "LIBFABRIC");
+        assert_eq!("UCX".parse(), Ok(Backend::ucx()));
+        assert!(
+            "verbs"
+                .parse::<Backend>()
+                .unwrap_err()
+                .to_string()
+                .contains("verbs")
+        );
+        assert!(libfabric.require(Requirement::Shm).is_err());
     }
 
     #[test]

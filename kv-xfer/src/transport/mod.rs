@@ -1,6 +1,7 @@
 //! The seam between the engine and what moves bytes. Two implementations: `nixl` over libnixl
 //! and `sim`, an in-memory fabric that does what a script says.
 
+pub(crate) mod aside;
 pub mod nixl;
 pub mod sim;
 
@@ -251,6 +252,23 @@ pub trait Agent: Send + 'static {
     /// [`TransportError`] when the library refuses: its posted reads may then write for as long as
     /// the process lives, and what was registered stays mapped.
     fn destroy(self) -> Result<(), TransportError>;
+
+    /// Whether calls that its owner has made may still be under way on a thread of the agent's own, so that its end may
+    /// take for ever: whoever waits for it by [`destroy_patiently`](Agent::destroy_patiently) does nothing else meanwhile.
+    fn may_hang(&self) -> bool {
+        false
+    }
+
+    /// Like [`destroy`](Agent::destroy), however long that takes.
+    ///
+    /// # Errors
+    /// As for [`destroy`](Agent::destroy).
+    fn destroy_patiently(self) -> Result<(), TransportError>
+    where
+        Self: Sized,
+    {
+        self.destroy()
+    }
 }
 
 /// Whether bytes may still land after a failure.

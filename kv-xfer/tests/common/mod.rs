@@ -170,10 +170,19 @@ pub struct Pair {
 pub const POOL_BLOCKS: u32 = 64;
 
 pub fn pair_with(tune: impl FnOnce(&mut EngineConfig)) -> Pair {
+    pair_of(|_| {}, tune)
+}
+
+pub fn pair_of(
+    tune_holder: impl FnOnce(&mut EngineConfig),
+    tune: impl FnOnce(&mut EngineConfig),
+) -> Pair {
     let fabric = Arc::new(SimFabric::new());
     let holder_pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), POOL_BLOCKS);
     let reader_pool = sim_pool(&fabric, layout(PoolOrder::LayerFirst), POOL_BLOCKS);
-    let holder = engine(config("decode"), &holder_pool, &fabric);
+    let mut holder_config = config("decode");
+    tune_holder(&mut holder_config);
+    let holder = engine(holder_config, &holder_pool, &fabric);
     let mut reader_config = config("prefill");
     reader_config.holder.bind = None;
     tune(&mut reader_config);

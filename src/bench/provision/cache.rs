@@ -47,6 +47,7 @@ pub fn run(
 fn help_for(program: &str) -> &'static str {
     match program {
         "python3" => "install Python 3.10 or newer with pip",
+        "cc" => "install a C compiler, such as Debian's package gcc",
         "g++" => "install a C++20 compiler, such as Debian's package g++",
         "cargo" => "install Rust",
         _ => "install it, or put it on PATH",
@@ -81,20 +82,26 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Finds and makes it.
+    /// That of the other participants of a comparison.
     pub fn find() -> Result<Self, ProvisionError> {
+        Self::of(CACHE_VARIABLE, "bench-peers")
+    }
+
+    /// The folder that a variable names, else one of that name in the target folder or among the user's caches. Makes it.
+    pub fn of(named_by: &'static str, name: &str) -> Result<Self, ProvisionError> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-        let folder = variable(CACHE_VARIABLE)
+        let none = || ProvisionError::NoCache { named_by };
+        let folder = variable(named_by)
             .map(PathBuf::from)
-            .or_else(|| Some(target_folder(&env::current_exe().ok()?)?.join("bench-peers")))
+            .or_else(|| Some(target_folder(&env::current_exe().ok()?)?.join(name)))
             .or_else(|| {
                 let caches = variable("XDG_CACHE_HOME").map(PathBuf::from);
                 let caches =
                     caches.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")))?;
-                Some(caches.join("kvx/bench-peers"))
+                Some(caches.join("kvx").join(name))
             })
-            .ok_or(ProvisionError::NoCache)?;
-        let root = std::path::absolute(folder).map_err(|_| ProvisionError::NoCache)?;
+            .ok_or_else(none)?;
+        let root = std::path::absolute(folder).map_err(|_| none())?;
         let cache = Self { root };
         cache.files(fs::create_dir_all(&cache.root))?;
         Ok(cache)
@@ -143,7 +150,8 @@ impl Cache {
             return Ok(folder);
         }
         let progress = Progress::new(format!(
-            "preparing {name} for the comparison (once; some minutes at most)"
+            "preparing {name} in {} (once; some minutes at most)",
+            self.root.display()
         ));
         self.files(fs::create_dir_all(&folder))?;
         make(&folder)?;

@@ -3,14 +3,17 @@
 //! Each agent is owned by one thread at a time, so NIXL's default of no locking is right for it. A
 //! serving agent has a progress thread that wakes every millisecond (and on events), because peers
 //! read from it while nobody polls it; a reading agent has none, because its owner polls it, and a
-//! second thread would fight for the same worker.
+//! second thread would fight for the same worker. With the LIBFABRIC backend that owner is a thread of
+//! the agent's own, because calls may hang.
 //!
 //! A process may exit while agents live: once exit has begun, their calls are refused.
 #![allow(unsafe_code)]
 
 mod agent;
+mod direct;
 mod fault;
 mod gate;
+mod staying;
 
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
@@ -19,8 +22,11 @@ use nixl_sys::{AgentConfig, Library, VersionFamily, c_string};
 
 pub use agent::{NixlAgent, NixlRequest};
 
+use self::agent::Kind;
+use self::direct::Direct;
+use super::aside::Aside;
 use super::{AgentRole, FailureKind, Transport, TransportError, TransportInfo};
-use crate::fabric::{LIBFABRIC, Requirement, Surroundings, UcxSettings, Unmet};
+use crate::fabric::{LIBFABRIC, Plugin, Requirement, Surroundings, UcxSettings, Unmet};
 use crate::ids::AgentName;
 use crate::memory::{ControlWords, HostWords};
 
@@ -28,6 +34,9 @@ use crate::memory::{ControlWords, HostWords};
 /// burns a core and halves throughput; with 1 ms it takes some 2 % of a core. Events wake it in
 /// between, so that a longer pause delays nothing.
 pub const SERVE_PROGRESS_DELAY_US: u64 = 5000;
+/// The same with the LIBFABRIC backend, whose progress thread no event wakes: over TCP every read waits for it. It takes
+/// some 3 % of a core.
+pub const SERVE_LIBFABRIC_DELAY_US: u64 = 200;
 
 /// Which backend an agent gets, and with what parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +73,11 @@ impl NixlTransport {
     /// # Errors
     /// [`TransportError`] of kind `Unsupported` when the installation has no such plugin; it lists
     /// those that there are.
-    pub fn new(library: Arc<Library>, backend: BackendConfig) -> Result<Self, TransportError> {
+    pub fn new(
+        library: Arc<Library>,
+        backend: impl Into<BackendConfig>,
+    ) -> Result<Self, TransportError> {
+        let backend = backend.into();
         let unsupported = |cause: String| TransportError {
             operation: "select backend",
             kind: FailureKind::Unsupported,
@@ -130,6 +143,18 @@ impl NixlTransport {
         Ok(params)
     }
 
+    /// Why there is no LIBFABRIC agent: NIXL says only that there is no such backend, whatever its plugin lacks.
+    fn explained(&self, error: TransportError) -> TransportError {
+        match Plugin::of(self.library.report()).check() {
+            Ok(()) => error,
+            Err(unusable) => TransportError {
+                kind: FailureKind::Unsupported,
+                cause: unusable.to_string(),
+                ..error
+            },
+        }
+    }
+
     /// The loaded library.
     #[must_use]
     pub fn library(&self) -> &Arc<Library> {
@@ -137,22 +162,47 @@ impl NixlTransport {
     }
 }
 
+/// What an agent's own thread does once the agent is connected to its peer.
+fn reached() {
+    // Without RDMA what carries the bytes is TCP, or nothing.
+    if !nixl_sys::has_rdma() {
+        staying::no_more_connections();
+    }
+}
+
 impl Transport for NixlTransport {
     type Agent = NixlAgent;
 
     fn open_agent(&self, name: &AgentName, role: AgentRole) -> Result<NixlAgent, TransportError> {
+        let libfabric = self.backend.name == LIBFABRIC;
         let config = AgentConfig {
             progress_thread: role == AgentRole::Serve,
-            progress_delay_us: SERVE_PROGRESS_DELAY_US,
+            progress_delay_us: if libfabric {
+                SERVE_LIBFABRIC_DELAY_US
+            } else {
+                SERVE_PROGRESS_DELAY_US
+            },
             ..AgentConfig::default()
         };
-        NixlAgent::open(
+        let agent = Direct::open(
             Arc::clone(&self.library),
             name,
             &config,
             &self.plugin,
             self.held.get().map_or(&self.params, |(_, params)| params),
-        )
+        );
+        let agent = agent.map_err(|error| {
+            if libfabric {
+                self.explained(error)
+            } else {
+                error
+            }
+        })?;
+        Ok(NixlAgent(if libfabric && role == AgentRole::Read {
+            Kind::Aside(Aside::new(agent, reached)?)
+        } else {
+            Kind::Direct(agent)
+        }))
     }
 
     /// A transport can be held to one requirement in its life: engines that require different things need one each.
