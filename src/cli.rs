@@ -9,6 +9,8 @@ use kvx_router::{ROUTER_HELP, RouterArgs};
 
 use crate::bench::args::{BenchArgs, TARGET_HELP, TargetArgs};
 use crate::doctor::{DOCTOR_HELP, DoctorArgs, Probe};
+use crate::gpu::{GPU_CHECK_HELP, GpuCheckArgs};
+use crate::memory::MemoryChoice;
 use crate::require::FabricArgs;
 use crate::sim::{HELP as SIM_HELP, SimArgs};
 
@@ -70,6 +72,12 @@ pub enum Command {
     /// Say what this machine has to carry bytes with, whether it works, and what would help
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorArgs),
+    /// Check reads between the pools of two processes, on a GPU or in host memory, and measure them
+    #[command(after_help = GPU_CHECK_HELP)]
+    GpuCheck(GpuCheckArgs),
+    /// The other process of the check
+    #[command(hide = true)]
+    GpuCheckHolder,
     /// Ask a library, for the doctor
     #[command(hide = true)]
     FabricProbe(FabricProbeArgs),
@@ -145,6 +153,10 @@ pub struct DemoArgs {
     #[command(flatten)]
     pub fabric: FabricArgs,
 
+    /// Where the blocks are: host, cuda:N, or auto: on the first GPU if there is one
+    #[arg(long, value_name = "MEMORY", default_value_t)]
+    pub memory: MemoryChoice,
+
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -194,6 +206,7 @@ mod tests {
             "kvx demo --model nonsense",
             "kvx demo --block-tokens 0",
             "kvx demo --timeout 0",
+            "kvx demo --memory gpu",
             "kvx router",
             "kvx router --prefill a:1",
             "kvx router --prefill a:1 --decode ::1:2",

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvx::cli::{Cli, Command, Exit};
-use kvx::{bench, demo, doctor, router, runtime, sim};
+use kvx::{bench, demo, doctor, gpu, router, runtime, sim};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -29,6 +29,8 @@ fn main() -> ExitCode {
         Command::Target(args) => bench::run_target(&args),
         Command::Router(args) => router::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::GpuCheck(args) => gpu::run(&args),
+        Command::GpuCheckHolder => gpu::run_holder(),
         Command::FabricProbe(args) => doctor::run_probe(args.probe),
         Command::Sim(args) => sim::run(&args),
         Command::NixlPath => nixl_path(),

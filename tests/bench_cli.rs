@@ -158,10 +158,10 @@ fn what_cannot_be_measured_is_a_usage_error() {
     }
     for (arguments, says) in [
         (vec!["bench", "read", "--cases", "nonsense"], "no case"),
-        (vec!["bench", "read", "--memory", "cuda:0"], "no GPU pools"),
+        (vec!["bench", "read", "--memory", "gpu"], "cuda:N"),
         (vec!["bench", "read", "--who", "nobody"], "kv-xfer"),
         (vec!["bench", "read", "--max-bytes", "12 MB"], "MiB"),
-        (vec!["target", "--memory", "cuda:1"], "no GPU pools"),
+        (vec!["target", "--memory", "cuda:x"], "cuda:N"),
     ] {
         let output = kvx(&arguments).output().unwrap();
         let stderr = text(&output.stderr);

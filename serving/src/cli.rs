@@ -7,8 +7,10 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use kv_xfer::descriptor::{ClusterKey, KeyError};
 use kv_xfer::ids::{EngineId, NameError};
+use kv_xfer::memory::cuda::{CudaDevice, CudaError};
 use kv_xfer::peer::PeerAddr;
 use kv_xfer::side_channel::{DialPolicy, Network};
+use kvx::memory::MemoryChoice;
 use kvx_router::http::Patience;
 use kvx_router::{ROUTER_HELP, RouterArgs};
 use thiserror::Error;
@@ -114,6 +116,10 @@ pub struct NodeArgs {
     /// File with the secret that the cluster's engines share; make one with `openssl rand -hex 32`
     #[arg(long, value_name = "FILE")]
     pub cluster_key_file: Option<PathBuf>,
+
+    /// Where the KV cache is: host, or auto, which is the same: this engine computes on the processor. cuda:N is refused
+    #[arg(long, value_name = "MEMORY", default_value_t)]
+    pub memory: MemoryChoice,
 
     /// A GGUF file [default: SmolLM2-135M-Instruct, fetched once]
     #[arg(long, value_name = "FILE")]
@@ -252,6 +258,23 @@ pub enum SettingsError {
         /// What is wrong with it.
         why: String,
     },
+    /// A GPU was asked for that is not there.
+    #[error("--memory {memory}: {source}")]
+    NoGpu {
+        /// What was asked for.
+        memory: MemoryChoice,
+        /// Why it is not there.
+        #[source]
+        source: CudaError,
+    },
+    /// A GPU was asked for.
+    #[error(
+        "--memory {memory}: this engine computes on the processor, which cannot reach a cache there; say host or auto"
+    )]
+    OnGpu {
+        /// What was asked for.
+        memory: MemoryChoice,
+    },
     /// The made-up name is not acceptable, which cannot be.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -282,6 +305,7 @@ impl NodeArgs {
     /// # Errors
     /// [`SettingsError`].
     pub fn settings(&self, role: Role) -> Result<NodeSettings, SettingsError> {
+        self.check_memory()?;
         let name = match &self.engine_id {
             Some(name) => name.clone(),
             None => EngineId::new(format!("{}-{:08x}", role.as_str(), rand::random::<u32>()))?,
@@ -316,6 +340,24 @@ impl NodeArgs {
             queue_timeout: self.queue_timeout,
             ..NodeSettings::new(role, name)
         })
+    }
+
+    /// The processor computes with the cache, so it must be able to reach it.
+    fn check_memory(&self) -> Result<(), SettingsError> {
+        let memory = self.memory;
+        match memory {
+            MemoryChoice::Host => Ok(()),
+            MemoryChoice::Auto => {
+                tracing::info!(
+                    "the KV cache is in host memory: this engine computes on the processor"
+                );
+                Ok(())
+            }
+            MemoryChoice::Cuda(ordinal) => Err(match CudaDevice::check(ordinal) {
+                Ok(()) => SettingsError::OnGpu { memory },
+                Err(source) => SettingsError::NoGpu { memory, source },
+            }),
+        }
     }
 
     fn side_channel(&self, role: Role) -> Result<SocketAddr, SettingsError> {

@@ -27,9 +27,11 @@ const CONNECTIONS: Duration = Duration::from_millis(500);
 pub fn node(role: Role, args: &NodeArgs) -> Exit {
     let settings = match args.settings(role) {
         Ok(settings) => settings,
-        Err(error @ (SettingsError::Host { .. } | SettingsError::Name(_))) => {
-            return failed(Exit::Usage, &error);
-        }
+        Err(
+            error @ (SettingsError::Host { .. }
+            | SettingsError::Name(_)
+            | SettingsError::OnGpu { .. }),
+        ) => return failed(Exit::Usage, &error),
         Err(error) => return failed(Exit::Environment, &error),
     };
     let path = match args.model.clone().map_or_else(provision::model, Ok) {

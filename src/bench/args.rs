@@ -10,6 +10,7 @@ use super::holders;
 use super::latency::LatencySize;
 use super::row::Who;
 use super::scale::ScaleSize;
+use crate::memory::MemoryChoice;
 use crate::require::FabricArgs;
 
 /// Arguments of `kvx bench`.
@@ -135,9 +136,9 @@ pub struct ReadArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub peer: Option<String>,
 
-    /// Memory to read into: host, or cuda:N (this build has no GPU pools)
-    #[arg(long, value_name = "KIND", default_value = "host")]
-    pub memory: String,
+    /// Memory to read into, and without --peer from: host, cuda:N, or auto: on the first GPU if there is one
+    #[arg(long, value_name = "MEMORY", default_value_t)]
+    pub memory: MemoryChoice,
 }
 
 /// Arguments of `kvx bench compare`.
@@ -245,9 +246,9 @@ pub struct TargetArgs {
     #[arg(long, value_name = "HOST")]
     pub advertise: Option<String>,
 
-    /// Memory to be read: host, or cuda:N (this build has no GPU pools)
-    #[arg(long, value_name = "KIND", default_value = "host")]
-    pub memory: String,
+    /// Memory to be read: host, cuda:N, or auto: on the first GPU if there is one
+    #[arg(long, value_name = "MEMORY", default_value_t)]
+    pub memory: MemoryChoice,
 
     /// What carries the bytes.
     #[command(flatten)]

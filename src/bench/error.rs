@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use kv_xfer::memory::cuda::CudaError;
 use thiserror::Error;
 
 use super::control::ControlError;
@@ -42,6 +43,9 @@ pub enum BenchError {
     /// What is measured in this process.
     #[error(transparent)]
     Here(#[from] fixture::BenchError),
+    /// There is no such GPU.
+    #[error(transparent)]
+    Memory(#[from] CudaError),
     /// A report could not be written.
     #[error(transparent)]
     Report(#[from] ReportError),

@@ -53,7 +53,7 @@ use self::row::BenchReport;
 use self::run::Thoroughness;
 use self::target::TargetError;
 use self::team::Surroundings;
-use self::worker::{WorkerError, check_memory};
+use self::worker::WorkerError;
 use crate::cli::Exit;
 use crate::proc::{Interrupt, Parent};
 use crate::require;
@@ -122,9 +122,9 @@ pub fn run(args: &BenchArgs) -> Exit {
             eprintln!("{error}");
             match error {
                 BenchError::Nothing | BenchError::Worker(WorkerError::Setting(_)) => Exit::Usage,
-                BenchError::File { .. } | BenchError::Here(fixture::BenchError::Nixl(_)) => {
-                    Exit::Environment
-                }
+                BenchError::File { .. }
+                | BenchError::Memory(_)
+                | BenchError::Here(fixture::BenchError::Nixl(_)) => Exit::Environment,
                 _ => Exit::CheckFailed,
             }
         }
@@ -132,17 +132,22 @@ pub fn run(args: &BenchArgs) -> Exit {
 }
 
 fn run_read(args: &ReadArgs, interrupt: &Interrupt) -> Result<Measured, BenchError> {
-    check_memory(&args.memory)?;
+    let memory = args.memory.resolve()?;
     let common = &args.common;
     let given = args.peer.clone();
     let peer = given.or_else(|| env::var(PEER_VARIABLE).ok().filter(|peer| !peer.is_empty()));
     let (quick, bytes, seed) = (common.quick, common.max_bytes, common.seed);
-    let groups = match (&peer, args.full) {
+    let mut groups = match (&peer, args.full) {
         (Some(_), _) => models::groups(quick, bytes, seed)?,
         (None, true) => read::groups(read::Extent::Full, bytes, seed),
         (None, false) if quick => read::groups(read::Extent::Quick, bytes, seed),
         (None, false) => read::groups(read::Extent::Sweep, bytes, seed),
     };
+    for group in &mut groups {
+        group
+            .settings
+            .insert("memory".to_owned(), memory.to_string().into());
+    }
     measure("read", groups, common, peer, interrupt)
 }
 
@@ -289,10 +294,7 @@ pub fn run_target(args: &TargetArgs) -> Exit {
         Err(TargetError::Interrupted) => Exit::Interrupted,
         Err(error) => {
             eprintln!("{error}");
-            match error {
-                TargetError::Memory(_) => Exit::Usage,
-                _ => Exit::Environment,
-            }
+            Exit::Environment
         }
     }
 }

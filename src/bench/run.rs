@@ -224,7 +224,7 @@ fn row(case: &Case, contender: &Contender, tally: &Tally) -> Row {
     if case.reads.len() > 1 {
         more.insert("reads_together".into(), case.reads.len().into());
     }
-    for name in ["library", "version", "huge_pages", "lanes"] {
+    for name in ["library", "version", "memory", "huge_pages", "gpu", "lanes"] {
         if let Some(value) = tally.about.get(name) {
             more.insert(name.into(), value.clone());
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
+use kv_xfer::memory::cuda::CudaError;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -14,7 +15,8 @@ use super::fabric::FabricReport;
 use super::link::{ANSWER_LIMIT, SETUP_LIMIT};
 use super::proto::{Answer, Request, Role};
 use super::row::Who;
-use super::worker::{Settings, WorkerError, check_memory};
+use super::worker::{Settings, WorkerError};
+use crate::memory::PoolMemory;
 use crate::proc::{Interrupt, ProcError, Worker};
 use crate::runtime::OpenError;
 
@@ -33,9 +35,9 @@ pub enum TargetError {
     /// No NIXL.
     #[error(transparent)]
     Nixl(#[from] OpenError),
-    /// Memory of a kind that this build has not.
+    /// There is no such GPU.
     #[error(transparent)]
-    Memory(#[from] WorkerError),
+    Memory(#[from] CudaError),
     /// The address cannot be had.
     #[error("cannot listen at {address}: {source}")]
     Bind {
@@ -55,7 +57,7 @@ pub enum TargetError {
 /// # Errors
 /// [`TargetError`]; [`TargetError::Interrupted`] is the way it ends.
 pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError> {
-    check_memory(&args.memory)?;
+    let memory = args.memory.resolve()?;
     let fabric = FabricReport::look()?.to_string();
     let address = args.bind;
     let bind = |source| TargetError::Bind { address, source };
@@ -63,10 +65,7 @@ pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError
     listener.set_nonblocking(true).map_err(bind)?;
     let bound = listener.local_addr().map_err(bind)?;
     println!("{fabric}");
-    println!(
-        "memory       {}, up to {} bytes",
-        args.memory, args.max_bytes
-    );
+    println!("memory       {}, up to {} bytes", memory, args.max_bytes);
     println!("listening at {bound}");
     println!(
         "elsewhere    KVX_BENCH_PEER=HOST:{} kvx bench read",
@@ -78,7 +77,7 @@ pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError
         }
         match listener.accept() {
             Ok((stream, peer)) => match Control::new(stream, peer, interrupt) {
-                Ok(control) => attend(args, &fabric, control, peer, interrupt)?,
+                Ok(control) => attend(args, memory, &fabric, control, peer, interrupt)?,
                 Err(error) => tracing::debug!(%peer, %error, "gone at once"),
             },
             // Also when file descriptors are short: they will come back.
@@ -90,6 +89,7 @@ pub fn serve(args: &TargetArgs, interrupt: &Interrupt) -> Result<(), TargetError
 /// Serves one bench, however it behaves.
 fn attend(
     args: &TargetArgs,
+    memory: PoolMemory,
     fabric: &str,
     control: Control,
     peer: SocketAddr,
@@ -98,6 +98,7 @@ fn attend(
     println!("{peer} is here");
     let mut visit = Visit {
         args,
+        memory,
         fabric,
         control,
         interrupt,
@@ -120,6 +121,8 @@ fn attend(
 
 struct Visit<'a> {
     args: &'a TargetArgs,
+    /// Where the blocks are.
+    memory: PoolMemory,
     /// What this node has to carry bytes with, for the report.
     fabric: &'a str,
     control: Control,
@@ -219,6 +222,7 @@ impl Visit<'_> {
         let advertise = advertise.unwrap_or_else(|| here.to_canonical().to_string());
         let bind = SocketAddr::new(unspecified, self.args.side_channel_port);
         // Where it listens and what it says of itself is not the bench's to choose.
+        settings.insert("memory".to_owned(), self.memory.to_string().into());
         settings.insert("bind".to_owned(), bind.to_string().into());
         settings.insert("advertise".to_owned(), Value::String(advertise));
         Ok(Request::Setup {

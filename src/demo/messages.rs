@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::allocator::FreeOrder;
 use super::history::History;
 use super::report::{NixlReport, TurnReport};
+use crate::memory::PoolMemory;
 
 /// What both processes are started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,8 @@ pub struct Setup {
     pub blocks: u32,
     /// Seed of everything that is drawn.
     pub seed: u64,
+    /// Where the pool is.
+    pub memory: PoolMemory,
 }
 
 /// What is asked of the decode process.

@@ -45,7 +45,7 @@ pub fn run(args: &DemoArgs) -> Exit {
             eprintln!("interrupted");
             return Exit::Interrupted;
         }
-        Err(error @ PlayError::Start { .. }) => {
+        Err(error @ (PlayError::Start { .. } | PlayError::Memory(_))) => {
             eprintln!("{error}");
             return Exit::Environment;
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_xfer::engine::ReaderConfig;
 use kv_xfer::fabric::{LIBFABRIC, PeerFabric, UcxLanes};
+use kv_xfer::memory::cuda::CudaError;
 use thiserror::Error;
 
 use super::allocator::FreeOrder;
@@ -90,6 +91,9 @@ pub enum PlayError {
     /// The model cannot be cut so.
     #[error(transparent)]
     Side(#[from] SideError),
+    /// There is no such GPU.
+    #[error(transparent)]
+    Memory(#[from] CudaError),
     /// `--timeout` has passed.
     #[error("the demo did not end within {limit:?}; give it more with --timeout")]
     Timeout {
@@ -117,6 +121,7 @@ pub fn play(args: &DemoArgs, interrupt: &Interrupt) -> Result<DemoReport, PlayEr
         block_tokens: args.block_tokens,
         blocks: blocks.saturating_add(blocks / 16).saturating_add(16),
         seed: args.seed,
+        memory: args.memory.resolve()?,
     };
     let log = UcxLog::new();
     let mut stage = Stage::set(setup, interrupt, &log, Duration::from_secs(args.timeout))?;

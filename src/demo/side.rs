@@ -128,8 +128,8 @@ impl Side {
         let transport = require::open()?;
         let layout = layout(&setup)?;
         let options = HostOptions::default().huge_pages(true).populate(true);
-        let (pool, report) = KvPool::host(layout, setup.blocks, &options)?;
-        tracing::info!(?report, "pool");
+        let (pool, given) = setup.memory.pool(layout, setup.blocks, &options)?;
+        tracing::info!(memory = %setup.memory, given, "pool");
         let mut config = EngineConfig::new(EngineId::new(name)?, setup.model.as_str());
         config.tp_size = setup.tp;
         config.require = require::required();

@@ -9,7 +9,7 @@ use crate::descriptor::TicketError;
 use crate::fabric::{Requirement, Unmet};
 use crate::ids::{BlockId, EngineId, Incarnation, LeaseId};
 use crate::lease::GrantError;
-use crate::memory::OwnedBlocks;
+use crate::memory::{MemoryError, OwnedBlocks};
 use crate::peer::AddrError;
 use crate::plan::PlanError;
 use crate::side_channel::ServerError;
@@ -128,6 +128,15 @@ pub enum ReadError {
         /// The peer.
         engine: EngineId,
     },
+    /// The device that the pool is on has failed: what the read waits for, or what it has landed, is not known.
+    #[error("the memory that blocks of engine {engine} are read into failed: {cause}; recompute")]
+    Device {
+        /// The peer.
+        engine: EngineId,
+        /// What the device said.
+        #[source]
+        cause: MemoryError,
+    },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
@@ -151,6 +160,7 @@ impl ReadError {
             Self::PeerSilent { .. } => "peer_silent",
             Self::Cancelled => "cancelled",
             Self::Fenced { .. } => "fenced",
+            Self::Device { .. } => "device_failed",
             Self::ShuttingDown => "shutting_down",
             Self::DriverGone => "driver_gone",
         }
@@ -175,6 +185,7 @@ impl ReadError {
             | Self::BadDescriptor { .. }
             | Self::NoSuchWord { .. }
             | Self::LeaseLost { .. }
+            | Self::Device { .. }
             | Self::Cancelled
             | Self::ShuttingDown => Advice::Recompute,
         }
@@ -337,6 +348,15 @@ pub enum LeaseError {
         /// Blocks in the pool.
         blocks: u32,
     },
+    /// What writes the blocks has not ended in time.
+    #[error("the blocks were still being written after {limit:?}; lease them later, or not at all")]
+    StillWritten {
+        /// The time that it was given.
+        limit: Duration,
+    },
+    /// Whether what writes the blocks has ended cannot be known.
+    #[error("whether the blocks are written cannot be known: {0}")]
+    Device(#[from] MemoryError),
     /// The lease table refused.
     #[error(transparent)]
     Table(#[from] GrantError),
@@ -352,6 +372,8 @@ impl LeaseError {
         match self {
             Self::NotServing => "not_serving",
             Self::OutOfRange { .. } => "out_of_range",
+            Self::StillWritten { .. } => "still_written",
+            Self::Device(_) => "device_failed",
             Self::Table(refused) => refused.name(),
             Self::Describe(_) => "not_describable",
         }
@@ -377,6 +399,9 @@ pub enum StartError {
     /// A thread could not be started.
     #[error("a thread could not be started: {0}; raise the process's thread limit")]
     Thread(#[from] std::io::Error),
+    /// The pool's device cannot be used.
+    #[error("the pool's memory cannot be used: {0}")]
+    Memory(#[from] MemoryError),
     /// The settings contradict each other.
     #[error("the engine's settings do not fit: {0}")]
     Config(&'static str),

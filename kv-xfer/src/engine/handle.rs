@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::completion::{Abandoned, Completion};
 use super::error::ReadError;
 use crate::fabric::PeerFabric;
-use crate::memory::OwnedBlocks;
+use crate::memory::{OwnedBlocks, Signal};
 use crate::telemetry::Storm;
 
 /// Names a read within its engine.
@@ -105,21 +107,34 @@ static PANICS: Storm = Storm::new();
 pub(crate) struct ReadShared {
     completion: Completion<ReadOutcome>,
     layers_ready: AtomicU32,
+    /// What waits for the read, until it has been told.
+    signal: Mutex<Option<Box<dyn Signal>>>,
 }
 
 impl ReadShared {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(signal: Option<Box<dyn Signal>>) -> Arc<Self> {
         Arc::new(Self {
             completion: Completion::new(),
             layers_ready: AtomicU32::new(0),
+            signal: Mutex::new(signal),
         })
+    }
+
+    /// Tells what waits for the read, the first time.
+    fn tell_signal(&self, landed: bool) {
+        let signal = self.signal.lock().take();
+        if let Some(signal) = signal {
+            signal.ended(landed);
+        }
     }
 
     /// Delivers the outcome. Gives it back when nobody will ever take it, or when there already is
     /// one: a read has exactly one terminal event.
     pub(crate) fn finish(&self, outcome: ReadOutcome) -> Option<ReadOutcome> {
+        let landed = outcome.is_ok();
         match self.completion.finish(outcome) {
             Ok(waker) => {
+                self.tell_signal(landed);
                 if let Some(waker) = waker {
                     // The caller's code, on the driver's thread: its panic must not end the driver.
                     let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
@@ -131,7 +146,11 @@ impl ReadShared {
                 }
                 None
             }
-            Err(outcome) => Some(outcome),
+            Err(outcome) => {
+                // Blocks that nobody took go back: whatever waits for them must not use them.
+                self.tell_signal(false);
+                Some(outcome)
+            }
         }
     }
 
@@ -274,7 +293,7 @@ mod tests {
     }
 
     fn handle() -> (ReadHandle, Arc<ReadShared>, Arc<Owner>) {
-        let shared = ReadShared::new();
+        let shared = ReadShared::new(None);
         let owner = Arc::new(Owner::default());
         (
             ReadHandle::new(ReadId(1), Arc::clone(&shared), owner.clone()),

@@ -15,14 +15,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::config::HolderConfig;
 use super::notice::Notice;
-use super::threads::{join_by, until};
+use super::threads::{bound, join_by, until};
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::ClusterKey;
 use crate::ids::{AgentName, Incarnation, LeaseId, LeaseWord};
 use crate::lease::{
     EndedLease, FreedBlocks, Grant, GrantRefused, LeaseTable, NewLease, RenewOutcome,
 };
-use crate::memory::ControlWords;
+use crate::memory::{ControlWords, KvPool};
 use crate::telemetry::{EngineStats, Storm};
 use crate::transport::Agent;
 
@@ -315,11 +315,13 @@ impl HolderThread {
         agent: A,
         config: &HolderConfig,
         nudged: Receiver<()>,
+        pool: &Arc<KvPool>,
     ) -> std::io::Result<()> {
         let poll = config.poll_interval;
         let serving = Arc::clone(&self.holder);
         let thread = std::thread::Builder::new().name("kvx-holder".into());
-        self.thread = Some(thread.spawn(move || serve(&serving, agent, poll, &nudged))?);
+        let run = move || serve(&serving, agent, poll, &nudged);
+        self.thread = Some(thread.spawn(bound(pool, run))?);
         Ok(())
     }
 

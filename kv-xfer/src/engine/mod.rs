@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod handle;
 mod holder;
+mod job;
 mod lane;
 mod lease_care;
 mod link;
@@ -32,7 +33,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, SendError, Sender};
 
@@ -46,9 +47,9 @@ pub use error::{
     Advice, LeaseError, LeaseRefused, OfferError, ReadError, StartError, SubmitError, SubmitRefused,
 };
 pub use handle::{FailedBlocks, Landed, ReadFailure, ReadHandle, ReadId, ReadOutcome, ReadReport};
+pub use job::ReleasePolicy;
 pub use notice::{MAX_NOTICE_BYTES, Notice, NoticeError};
 pub use offer::Offer;
-pub use read::ReleasePolicy;
 pub(crate) use start::Birth;
 pub(crate) use stepped::{Errands, Stepped};
 pub use types::{Direction, LeaseSpec, Leased, Prompt, ReadRequest, ShutdownReport};
@@ -58,7 +59,7 @@ use self::clocks::Clocks;
 use self::driver::{Command, LeaseJob, LeaseWish};
 use self::handle::{HandleOwner, ReadShared};
 use self::holder::{Holder, HolderThread, STOP_LIMIT};
-use self::read::{ReadJob, Submitted};
+use self::job::{ReadJob, Submitted};
 use self::threads::{join_by, until};
 use self::workers::Workers;
 use crate::clock::{Clock, MonoTime};
@@ -66,7 +67,7 @@ use crate::descriptor::{Binding, BlockRuns, LeaseRef, RemoteBlocks, Ticket, Tran
 use crate::ids::{EngineId, Incarnation, LeaseId, LeaseWord, WordSlot};
 use crate::layout::LayoutFingerprint;
 use crate::lease::{FreedBlocks, NewLease};
-use crate::memory::{KvPool, OwnedBlocks};
+use crate::memory::{Gate, KvPool, OwnedBlocks, StreamOrder};
 use crate::peer::{PeerAddr, PeerKey};
 use crate::policy::{Decision, DecisionInput, decide};
 use crate::telemetry::{EngineSnapshot, EngineStats};
@@ -123,6 +124,8 @@ impl std::fmt::Debug for Engine {
 
 /// Time that dropping an engine gives its reads to end.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// Pause between looks at whether blocks that are to be leased are written.
+const GATE_NAP: Duration = Duration::from_micros(20);
 /// Time beyond a shutdown's limit that the driver is given to notice that it has passed.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
@@ -277,6 +280,33 @@ impl Engine {
         })
     }
 
+    /// Leases blocks once what writes them has ended, so that nobody reads what a kernel still writes. Waits for it on the
+    /// calling thread, at most for `limit`.
+    ///
+    /// # Errors
+    /// [`LeaseRefused`] with the blocks.
+    pub fn lease_after(
+        &self,
+        spec: LeaseSpec<'_>,
+        written: &dyn Gate,
+        limit: Duration,
+    ) -> Result<Leased, LeaseRefused> {
+        let end = until(limit);
+        loop {
+            let error = match written.is_open() {
+                Ok(true) => return self.lease(spec),
+                Ok(false) if Instant::now() < end => {
+                    std::thread::sleep(GATE_NAP);
+                    continue;
+                }
+                Ok(false) => LeaseError::StillWritten { limit },
+                Err(cause) => cause.into(),
+            };
+            let blocks = spec.blocks;
+            return Err(LeaseRefused { error, blocks });
+        }
+    }
+
     /// Ends a lease at once, safely: a read under way fails, it does not return changed bytes. True
     /// if it held; its blocks come through [`freed`](Self::freed).
     pub fn revoke(&self, lease: LeaseId) -> bool {
@@ -361,6 +391,19 @@ impl Engine {
     /// # Errors
     /// [`SubmitRefused`] with the destination blocks.
     pub fn read(&self, request: ReadRequest<'_>) -> Result<ReadHandle, SubmitRefused> {
+        self.read_ordered(request, StreamOrder::default())
+    }
+
+    /// Starts a read that is ordered with work on a GPU's streams: it begins after what still uses its destination blocks,
+    /// and what will use them begins after it. Whatever waits for it is told, also when the read is refused.
+    ///
+    /// # Errors
+    /// [`SubmitRefused`] with the destination blocks.
+    pub fn read_ordered(
+        &self,
+        request: ReadRequest<'_>,
+        order: StreamOrder,
+    ) -> Result<ReadHandle, SubmitRefused> {
         let ReadRequest {
             offer,
             hashes,
@@ -406,7 +449,8 @@ impl Engine {
             return refuse(SubmitError::QueueFull { queued: queue }, blocks);
         }
         let id = ReadId(self.next_read.fetch_add(1, Ordering::Relaxed));
-        let shared = ReadShared::new();
+        let StreamOrder { after, then } = order;
+        let shared = ReadShared::new(then);
         let submitted = self.clock.now();
         let none = blocks.split_off(blocks.len());
         let job = ReadJob {
@@ -423,6 +467,7 @@ impl Engine {
             submitted,
             deadline: submitted.saturating_add(timeout),
             release,
+            after,
         };
         let owner = Arc::clone(&self.owner) as Arc<dyn HandleOwner>;
         match self.reads.send(Submitted::new(job, Arc::clone(&owner))) {

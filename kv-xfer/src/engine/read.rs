@@ -7,119 +7,27 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::config::ReaderConfig;
 use super::error::ReadError;
-use super::handle::{FailedBlocks, HandleOwner, ReadFailure, ReadId, ReadReport, ReadShared};
+use super::handle::ReadReport;
+use super::job::ReadJob;
 use super::lane::{LaneReport, LaneWindow, WindowRef};
 use super::link::Link;
 use crate::clock::{Clock, MonoTime};
-use crate::descriptor::{LeaseRef, Ticket};
-use crate::ids::{BlockId, EngineId, Incarnation, WordSlot};
-use crate::memory::{ControlWords, OwnedBlocks};
-use crate::peer::PeerKey;
+use crate::ids::{BlockId, WordSlot};
+use crate::memory::{ControlWords, Memory, MemoryError};
 use crate::plan::{Cursor, Plan, PlanLimits, RunsInput};
 use crate::transport::{AfterError, Agent, Descriptor, Ends, Progress, ReadFault};
-
-/// When the reader tells the holder that it needs a lease no longer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ReleasePolicy {
-    /// When the read ends, however it ends: a failed read is recomputed, so the blocks would only
-    /// be pinned in vain.
-    #[default]
-    Always,
-    /// Only when the blocks have landed; a failed read may be tried again.
-    AfterLanded,
-    /// Never: the caller releases.
-    Never,
-}
-
-/// A read as it was submitted.
-#[derive(Debug)]
-pub(crate) struct ReadJob {
-    pub id: ReadId,
-    pub shared: Arc<ReadShared>,
-    pub engine: EngineId,
-    pub peer: PeerKey,
-    pub incarnation: Incarnation,
-    pub lease: LeaseRef,
-    pub ticket: Arc<Ticket>,
-    /// The offer's: what was found instead of its word.
-    pub lost: Arc<OnceLock<u64>>,
-    /// Which of the ticket's blocks.
-    pub span: Range<usize>,
-    pub blocks: OwnedBlocks,
-    pub submitted: MonoTime,
-    pub deadline: MonoTime,
-    pub release: ReleasePolicy,
-}
-
-impl ReadJob {
-    pub(crate) fn limit(&self) -> Duration {
-        self.deadline.saturating_since(self.submitted)
-    }
-
-    /// An earlier read of the same offer found that its lease was lost. It stays so, and nothing need be posted to see
-    /// it again.
-    pub(crate) fn known_lost(&self) -> Option<ReadError> {
-        self.lost.get().map(|found| self.lease_lost(*found))
-    }
-
-    fn lease_lost(&self, found: u64) -> ReadError {
-        ReadError::LeaseLost {
-            engine: self.engine.clone(),
-            lease: self.lease.id,
-            expected: self.lease.word.0,
-            found,
-        }
-    }
-}
-
-/// A read on its way to the driver. Should it never get there, its handle hears of it all the same.
-pub(crate) struct Submitted {
-    job: Option<Box<ReadJob>>,
-    owner: Arc<dyn HandleOwner>,
-}
-
-impl Submitted {
-    pub(crate) fn new(job: ReadJob, owner: Arc<dyn HandleOwner>) -> Self {
-        let job = Some(Box::new(job));
-        Self { job, owner }
-    }
-
-    pub(crate) fn into_job(mut self) -> Option<Box<ReadJob>> {
-        self.job.take()
-    }
-}
-
-impl Drop for Submitted {
-    fn drop(&mut self) {
-        let Some(job) = self.job.take() else { return };
-        let ReadJob {
-            id, shared, blocks, ..
-        } = *job;
-        let untaken = shared.finish(Err(ReadFailure {
-            error: ReadError::DriverGone,
-            blocks: FailedBlocks::Returned(blocks),
-        }));
-        if let Some(Err(ReadFailure {
-            blocks: FailedBlocks::Returned(blocks),
-            ..
-        })) = untaken
-        {
-            self.owner.unclaimed(id, blocks);
-        }
-    }
-}
 
 /// What reads need from the driver.
 pub(crate) struct Env<'a> {
     pub config: &'a ReaderConfig,
     pub clock: &'a dyn Clock,
     pub landing: &'a dyn ControlWords,
+    /// What the blocks land in.
+    pub memory: &'a dyn Memory,
     pub local_blocks: u32,
     pub batch: &'a mut Vec<Descriptor>,
 }
@@ -229,7 +137,11 @@ impl<R> ActiveRead<R> {
 
     /// Whether it has windows to be cut and nothing speaks against it.
     pub(crate) fn has_more(&self) -> bool {
-        self.phase == Phase::Posting && !self.cut && self.told.is_none() && self.failure.is_none()
+        self.phase == Phase::Posting
+            && self.job.after.is_none()
+            && !self.cut
+            && self.told.is_none()
+            && self.failure.is_none()
     }
 
     /// Whether it fits into one window, so that it need not take turns with others.
@@ -253,6 +165,7 @@ impl<R> ActiveRead<R> {
     pub(crate) fn phase_name(&self) -> &'static str {
         match self.phase {
             Phase::Waiting => "meeting the peer",
+            Phase::Posting if self.job.after.is_some() => "waiting for its stream",
             Phase::Posting => "moving blocks",
             Phase::Checking { .. } => "checking the lease word",
         }
@@ -316,6 +229,29 @@ impl<R> ActiveRead<R> {
         self.report.fabric = Some(Arc::clone(&link.fabric));
         self.phase = Phase::Posting;
         Ok(())
+    }
+
+    /// Whether what it waits for has happened. It is asked no more once it has.
+    pub(crate) fn may_begin(&mut self) -> Result<bool, ReadError> {
+        let Some(gate) = &self.job.after else {
+            return Ok(true);
+        };
+        match gate.is_open() {
+            Ok(open) => {
+                if open {
+                    self.job.after = None;
+                }
+                Ok(open)
+            }
+            Err(cause) => Err(self.device_failed(cause)),
+        }
+    }
+
+    fn device_failed(&self, cause: MemoryError) -> ReadError {
+        ReadError::Device {
+            engine: self.job.engine.clone(),
+            cause,
+        }
     }
 
     /// Cuts the next window of blocks into `batch`; where its descriptors lie and how many layers
@@ -473,7 +409,7 @@ impl<R> ActiveRead<R> {
         link: &mut Link<A>,
         env: &mut Env<'_>,
     ) -> Advance {
-        let mut worked = self.drop_over(env.clock);
+        let mut worked = self.drop_over(env);
         loop {
             if self.in_flight() {
                 return if worked {
@@ -494,7 +430,12 @@ impl<R> ActiveRead<R> {
                 }
                 Phase::Checking { since } => {
                     self.report.checking = env.clock.now().saturating_since(since);
-                    return Advance::Ended(self.verdict(env.landing));
+                    return Advance::Ended(self.verdict(env.landing).and_then(|()| {
+                        // Before anybody is told that they are there.
+                        env.memory
+                            .settle()
+                            .map_err(|cause| self.device_failed(cause))
+                    }));
                 }
                 Phase::Waiting | Phase::Posting => {
                     return if worked {
@@ -505,12 +446,12 @@ impl<R> ActiveRead<R> {
                 }
             }
             worked = true;
-            self.drop_over(env.clock);
+            self.drop_over(env);
         }
     }
 
     /// Drops the windows at the front that are over, and tells of the layers that they complete.
-    fn drop_over(&mut self, clock: &dyn Clock) -> bool {
+    fn drop_over(&mut self, env: &Env<'_>) -> bool {
         let mut worked = false;
         let over = |window: &Window<R>| matches!(window.at, At::Over);
         while self.windows.front().is_some_and(over) {
@@ -520,8 +461,12 @@ impl<R> ActiveRead<R> {
             self.first = self.first.saturating_add(1);
             worked = true;
             if self.failure.is_none() && self.told.is_none() && window.layers > 0 {
+                if let Err(cause) = env.memory.settle() {
+                    self.failure = Some(self.device_failed(cause));
+                    continue;
+                }
                 if self.report.first_layer.is_zero() {
-                    self.report.first_layer = clock.now().saturating_since(self.job.submitted);
+                    self.report.first_layer = env.clock.now().saturating_since(self.job.submitted);
                 }
                 self.job.shared.set_layers_ready(window.layers);
             }

@@ -16,6 +16,7 @@ use super::error::StartError;
 use super::holder::{Holder, HolderThread};
 use super::lane::{Lane, LaneWorker};
 use super::probing::Prober;
+use super::threads::bound;
 use super::workers::{WorkerEnds, Workers, Works};
 use super::{Engine, Owner};
 use crate::clock::{Clock, SystemClock};
@@ -58,6 +59,9 @@ impl Engine {
         cards: Arc<dyn CardSource>,
     ) -> Result<Self, StartError> {
         let birth = Birth::random()?;
+        // Agents are opened here, and destroyed here should it fail.
+        let memory = Arc::clone(pool.memory());
+        let _bound = memory.bind_thread()?;
         Parts::build(config, pool, transport, clock, cards, birth, Door::Listen)?.spawn()
     }
 }
@@ -308,15 +312,15 @@ impl<T: Transport> Parts<T> {
         } = self;
         engine
             .holder_thread
-            .start(agent, &engine.config.holder, nudged)?;
+            .start(agent, &engine.config.holder, nudged, &engine.pool)?;
         let mut helpers = Vec::with_capacity(lanes.len());
         for (n, lane) in (1..).zip(lanes) {
             let thread = std::thread::Builder::new().name(format!("kvx-lane-{n}"));
-            helpers.push(thread.spawn(move || lane.run())?);
+            helpers.push(thread.spawn(bound(&engine.pool, move || lane.run()))?);
         }
         engine.workers = Some(Workers::start(works, &engine.config.reader, helpers)?);
         let thread = std::thread::Builder::new().name("kvx-driver".into());
-        engine.driver = Some(thread.spawn(move || driver.run())?);
+        engine.driver = Some(thread.spawn(bound(&engine.pool, move || driver.run()))?);
         tracing::info!(
             engine = %engine.config.engine_id, incarnation = %engine.incarnation,
             rank = %engine.config.rank, transport = ?engine.info,

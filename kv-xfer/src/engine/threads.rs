@@ -1,11 +1,30 @@
 //! Ending the engine's threads without waiting for ever.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::memory::{KvPool, ThreadBinding};
+
 /// How often a thread is looked at while it is waited for.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// What a thread runs that calls the transport about a pool: on a GPU, its context is current there.
+pub(super) fn bound(
+    pool: &Arc<KvPool>,
+    run: impl FnOnce() + Send + 'static,
+) -> impl FnOnce() + Send + 'static {
+    let memory = Arc::clone(pool.memory());
+    move || {
+        // Without it the transport's calls fail, each with its own error.
+        let _bound = memory.bind_thread().unwrap_or_else(|error| {
+            tracing::error!(%error, "a thread of the engine cannot use the pool's device");
+            ThreadBinding::none()
+        });
+        run();
+    }
+}
 
 /// Waits until `end` for a thread. False when it is left behind: it hangs in somebody else's code (a
 /// transport's call, a handler), or it is the very thread that waits.

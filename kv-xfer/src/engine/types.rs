@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use super::job::ReleasePolicy;
 use super::offer::Offer;
-use super::read::ReleasePolicy;
 use crate::descriptor::RemoteBlocks;
 use crate::identity::BlockHash;
 use crate::ids::{BlockId, LeaseId, RequestId};

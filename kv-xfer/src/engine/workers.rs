@@ -13,7 +13,7 @@ use super::config::ReaderConfig;
 use super::connect::{CardSource, Errand, LocalSide, Meeting};
 use super::driver::{Event, LeaseJob};
 use super::lease_care::LeaseCare;
-use super::threads::join_by;
+use super::threads::{bound, join_by};
 use crate::clock::Clock;
 use crate::ids::WordSlot;
 use crate::transport::{Agent, Transport};
@@ -114,14 +114,14 @@ impl Workers {
         helpers: Vec<JoinHandle<()>>,
     ) -> std::io::Result<Self> {
         let mut threads = helpers;
+        let pool = &Arc::clone(&works.local.pool);
         let thread = |name: String| std::thread::Builder::new().name(name);
         // One more is held by the thread that opens them, until there is room for it.
         let (ahead, spares) = bounded(config.spare_agents.saturating_sub(1));
         if config.spare_agents > 0 {
             let (transport, local) = (Arc::clone(&works.transport), Arc::clone(&works.local));
-            threads.push(thread("kvx-spare".into()).spawn(move || {
-                open_ahead(transport.as_ref(), local.as_ref(), &ahead);
-            })?);
+            let open = move || open_ahead(transport.as_ref(), local.as_ref(), &ahead);
+            threads.push(thread("kvx-spare".into()).spawn(bound(pool, open))?);
         }
         // The words after those of reads.
         let mut probes = config.active..;
@@ -135,9 +135,8 @@ impl Workers {
             let probe = WordSlot(probes.next().unwrap_or(u32::MAX));
             let meeting = works.meeting(probe, &spares);
             let (errands, events) = (Receiver::clone(errands), works.ends.events.clone());
-            threads.push(
-                thread(format!("kvx-{lane}-{n}")).spawn(move || meeting.run(&errands, &events))?,
-            );
+            let meet = move || meeting.run(&errands, &events);
+            threads.push(thread(format!("kvx-{lane}-{n}")).spawn(bound(pool, meet))?);
         }
         let stopping = Arc::new(AtomicBool::new(false));
         let care = works.care(Arc::clone(&stopping));
@@ -148,13 +147,14 @@ impl Workers {
             ..
         } = works.ends;
         threads.push(thread("kvx-leases".into()).spawn(move || care.run(&wishes))?);
-        threads.push(thread("kvx-fence".into()).spawn(move || {
+        let fence = move || {
             for teardown in teardowns {
                 if !fence(teardown, &events) {
                     break;
                 }
             }
-        })?);
+        };
+        threads.push(thread("kvx-fence".into()).spawn(bound(pool, fence))?);
         Ok(Self { threads, stopping })
     }
 

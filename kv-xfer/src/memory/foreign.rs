@@ -1,4 +1,4 @@
-//! Memory that somebody else mapped: an engine's own tensors on the host, or on a device.
+//! Host memory that somebody else mapped: an engine's own tensors.
 
 use std::any::Any;
 use std::fmt;
@@ -10,7 +10,6 @@ use super::host::out_of_range;
 use super::mapping::{WORD, Words};
 use super::maps::{MapsError, mapped_until};
 use super::{Memory, MemoryError};
-use crate::layout::MemKind;
 
 /// Why foreign memory was refused.
 #[derive(Debug, Error)]
@@ -66,8 +65,7 @@ pub enum ForeignError {
 struct Range {
     addr: u64,
     len: u64,
-    /// `None` for device memory.
-    host: Option<NonNull<u8>>,
+    base: NonNull<u8>,
 }
 
 /// Ranges that another owner mapped, and that owner, kept alive for as long as this lives.
@@ -116,36 +114,7 @@ impl ForeignMemory {
                 });
             }
             base.as_ptr().expose_provenance();
-            checked.push(Range {
-                addr,
-                len,
-                host: Some(base),
-            });
-        }
-        Self::from_ranges(checked, owner)
-    }
-
-    /// Takes device ranges, each a device address and a length in bytes. The processor never touches
-    /// them; their lengths cannot be checked here.
-    ///
-    /// # Safety
-    /// For as long as `owner` lives, every range must stay allocated on its device, and the engine
-    /// must leave blocks alone while reads land in them.
-    ///
-    /// # Errors
-    /// [`ForeignError`] naming the range at fault.
-    pub unsafe fn device(
-        ranges: Vec<(u64, u64)>,
-        owner: Box<dyn Any + Send + Sync>,
-    ) -> Result<Self, ForeignError> {
-        let mut checked = Vec::with_capacity(ranges.len());
-        for (index, (addr, len)) in ranges.into_iter().enumerate() {
-            check_range(index, addr, len)?;
-            checked.push(Range {
-                addr,
-                len,
-                host: None,
-            });
+            checked.push(Range { addr, len, base });
         }
         Self::from_ranges(checked, owner)
     }
@@ -164,14 +133,10 @@ impl ForeignMemory {
         })
     }
 
-    /// The kind of memory that `len` bytes at `addr` lie in; `None` when no range holds them all.
+    /// Whether one range holds `len` bytes at `addr`.
     #[must_use]
-    pub fn kind_of(&self, addr: u64, len: u64) -> Option<MemKind> {
-        let (range, _) = self.find(addr, len)?;
-        Some(match range.host {
-            Some(_) => MemKind::Dram,
-            None => MemKind::Vram,
-        })
+    pub fn holds(&self, addr: u64, len: u64) -> bool {
+        self.find(addr, len).is_some()
     }
 
     /// The range that holds `len` bytes at `addr`, and their offset in it.
@@ -186,12 +151,11 @@ impl ForeignMemory {
     fn words(&self, addr: u64, len: usize) -> Result<(Words<'_>, usize), MemoryError> {
         let refuse = out_of_range(addr, len);
         let (range, offset) = self.find(addr, len as u64).ok_or(refuse)?;
-        let base = range.host.ok_or(MemoryError::NotHostAccessible)?;
         let range_len = usize::try_from(range.len).map_err(|_| refuse)?;
         let offset = usize::try_from(offset).map_err(|_| refuse)?;
         // SAFETY: the range was checked to be aligned, and by the contract of `new` it stays mapped
         // while the owner lives, which is at least as long as `self`.
-        Ok((unsafe { Words::new(base, range_len) }, offset))
+        Ok((unsafe { Words::new(range.base, range_len) }, offset))
     }
 }
 
@@ -264,8 +228,8 @@ mod tests {
         assert!(memory.read(addr + 4095, &mut out).is_err());
         assert!(memory.read(addr - 1, &mut out).is_err());
         assert!(memory.read(u64::MAX, &mut out).is_err());
-        assert_eq!(memory.kind_of(addr, 4096), Some(MemKind::Dram));
-        assert_eq!(memory.kind_of(addr, u64::MAX), None);
+        assert!(memory.holds(addr, 4096));
+        assert!(!memory.holds(addr, u64::MAX));
         assert!(!gone.load(Ordering::SeqCst));
         drop(memory);
         assert!(gone.load(Ordering::SeqCst));
@@ -322,24 +286,6 @@ mod tests {
                 ForeignMemory::new(vec![(null_page, 8)], Box::new(())),
                 Err(ForeignError::LongerThanMapping { mapped: 0, .. })
             ));
-            assert!(matches!(
-                ForeignMemory::device(vec![(0x1000, 0)], Box::new(())),
-                Err(ForeignError::BadRange { .. })
-            ));
         }
-    }
-
-    #[test]
-    fn device_memory_is_not_reachable() {
-        // SAFETY: never accessed.
-        let memory = unsafe { ForeignMemory::device(vec![(0x1000, 64)], Box::new(())) }.unwrap();
-        assert_eq!(
-            memory.read(0x1000, &mut [0; 4]),
-            Err(MemoryError::NotHostAccessible)
-        );
-        assert!(matches!(
-            memory.write(0x103f, &[0; 4]),
-            Err(MemoryError::OutOfRange { .. })
-        ));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::claims::{ClaimError, Claims};
+use super::cuda::CudaError;
 use super::foreign::ForeignMemory;
 use super::host::{HostMemory, HostMemoryError, HostOptions, HostReport};
 use super::{Memory, MemoryError};
@@ -23,6 +24,9 @@ pub enum PoolError {
     /// There is no memory for it.
     #[error(transparent)]
     Host(#[from] HostMemoryError),
+    /// There is no GPU, or no memory on it.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The bytes of so many blocks do not fit an address space.
     #[error("{blocks} blocks of {block_bytes} bytes do not fit an address space; use fewer blocks")]
     TooLarge {
@@ -86,6 +90,16 @@ pub enum PoolError {
         base: u64,
         /// Its length, bytes.
         len: u64,
+    },
+    /// A region says that it is on another GPU than its memory.
+    #[error("region {name} is declared on GPU {declared} and lies on GPU {found}")]
+    WrongDevice {
+        /// The region's name in the layout.
+        name: String,
+        /// Ordinal given.
+        declared: u32,
+        /// Ordinal of the GPU that it lies on.
+        found: u32,
     },
     /// A region says that it is of one kind of memory and lies in another.
     #[error("region {name} is declared as {declared} and lies in memory of the other kind")]
@@ -155,42 +169,21 @@ impl KvPool {
         options: &HostOptions,
     ) -> Result<(Arc<Self>, HostReport), PoolError> {
         let layout = layout.into();
-        let too_large = || PoolError::TooLarge {
-            blocks,
-            block_bytes: layout.block_bytes(),
-        };
-        let mut offsets = Vec::with_capacity(layout.regions().len());
-        let mut bytes = 0_u64;
-        for spec in layout.regions() {
-            offsets.push(bytes);
-            bytes = spec
-                .block_len
-                .checked_mul(u64::from(blocks))
-                .and_then(|len| bytes.checked_add(len))
-                .and_then(|end| end.checked_next_multiple_of(REGION_ALIGN))
-                .ok_or_else(too_large)?;
-        }
+        let (offsets, bytes) = side_by_side(&layout, blocks, REGION_ALIGN)?;
         let (memory, report) = HostMemory::new(bytes, options)?;
-        let regions = layout
-            .regions()
-            .iter()
-            .zip(offsets)
-            .map(|(spec, offset)| RegionGeometry {
-                base: memory.base().saturating_add(offset),
-                block_len: spec.block_len,
-                block_stride: spec.block_len,
-                block_count: blocks,
-                mem: MemKind::Dram,
-                device: 0,
-            })
-            .collect();
+        let place = Place {
+            base: memory.base(),
+            mem: MemKind::Dram,
+            device: 0,
+        };
+        let regions = place.regions(&layout, blocks, &offsets);
         Ok((
             Self::from_memory(layout, regions, Arc::new(memory))?,
             report,
         ))
     }
 
-    /// Takes regions in memory that an engine mapped, on the host or on a device (which engines do not support yet).
+    /// Takes regions in host memory that an engine mapped. Memory on a GPU: [`on_gpu`](Self::on_gpu).
     ///
     /// # Errors
     /// [`PoolError`] when the regions are not those of the layout, or not inside the memory.
@@ -204,21 +197,18 @@ impl KvPool {
         for (spec, region) in layout.regions().iter().zip(&regions) {
             let name = || spec.name.clone();
             let len = byte_len(region, name)?;
-            match memory.kind_of(region.base, len) {
-                Some(kind) if kind == region.mem => {}
-                Some(_) => {
-                    return Err(PoolError::WrongKind {
-                        name: name(),
-                        declared: region.mem,
-                    });
-                }
-                None => {
-                    return Err(PoolError::OutsideMemory {
-                        name: name(),
-                        base: region.base,
-                        len,
-                    });
-                }
+            if region.mem != MemKind::Dram {
+                return Err(PoolError::WrongKind {
+                    name: name(),
+                    declared: region.mem,
+                });
+            }
+            if !memory.holds(region.base, len) {
+                return Err(PoolError::OutsideMemory {
+                    name: name(),
+                    base: region.base,
+                    len,
+                });
             }
         }
         Ok(Self::checked(layout, regions, blocks, memory))
@@ -526,5 +516,48 @@ fn byte_len(region: &RegionGeometry, name: impl Fn() -> String) -> Result<u64, P
     })
 }
 
+/// Where regions lie side by side.
+struct Place {
+    base: u64,
+    mem: MemKind,
+    device: u32,
+}
+
+impl Place {
+    fn regions(&self, layout: &KvLayout, blocks: u32, offsets: &[u64]) -> Vec<RegionGeometry> {
+        let specs = layout.regions().iter().zip(offsets);
+        specs
+            .map(|(spec, offset)| RegionGeometry {
+                base: self.base.saturating_add(*offset),
+                block_len: spec.block_len,
+                block_stride: spec.block_len,
+                block_count: blocks,
+                mem: self.mem,
+                device: self.device,
+            })
+            .collect()
+    }
+}
+
+/// Where each region of `blocks` blocks begins, one after the other, and the bytes of all.
+fn side_by_side(layout: &KvLayout, blocks: u32, align: u64) -> Result<(Vec<u64>, u64), PoolError> {
+    let mut offsets = Vec::with_capacity(layout.regions().len());
+    let mut bytes = 0_u64;
+    for spec in layout.regions() {
+        offsets.push(bytes);
+        bytes = spec
+            .block_len
+            .checked_mul(u64::from(blocks))
+            .and_then(|len| bytes.checked_add(len))
+            .and_then(|end| end.checked_next_multiple_of(align))
+            .ok_or_else(|| PoolError::TooLarge {
+                blocks,
+                block_bytes: layout.block_bytes(),
+            })?;
+    }
+    Ok((offsets, bytes))
+}
+
+mod gpu;
 #[cfg(test)]
 mod tests;

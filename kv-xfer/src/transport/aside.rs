@@ -21,6 +21,7 @@ use super::{
 };
 use crate::ids::AgentName;
 use crate::layout::RegionGeometry;
+use crate::memory::{ThreadBinding, bind_thread_to};
 
 /// Time for a call that no peer takes part in.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -342,6 +343,8 @@ impl<A: Agent> Thread<A> {
     /// Runs until the agent is to be destroyed, or nobody can call it any more.
     fn run(mut self) {
         let mut moved = Instant::now();
+        // Of the thread, so that it is dropped here.
+        let mut bound = None;
         loop {
             let quiet = moved.elapsed();
             let call = if quiet < SPIN {
@@ -368,7 +371,7 @@ impl<A: Agent> Thread<A> {
                     let _ = reply.send(self.destroy());
                     return;
                 }
-                Some(call) => self.carry_out(call),
+                Some(call) => self.carry_out(call, &mut bound),
                 None if self.posted.is_empty() && quiet >= SPIN => {
                     // A reader is sent no messages; taking them is what lets the agent progress.
                     let _ = self.agent.notifications(&mut Vec::new());
@@ -386,7 +389,7 @@ impl<A: Agent> Thread<A> {
         }
     }
 
-    fn carry_out(&mut self, call: Call<A>) {
+    fn carry_out(&mut self, call: Call<A>, bound: &mut Option<ThreadBinding>) {
         if self.closing.load(Ordering::Acquire) {
             // It may hang, and nobody waits for it. What was to be posted never was.
             return;
@@ -397,7 +400,7 @@ impl<A: Agent> Thread<A> {
                 regions,
                 keep,
                 reply,
-            } => drop(reply.send(self.agent.register(&regions, keep))),
+            } => drop(reply.send(self.register(&regions, keep, bound))),
             Call::Metadata { reply } => drop(reply.send(self.agent.metadata())),
             Call::Load {
                 metadata,
@@ -433,6 +436,24 @@ impl<A: Agent> Thread<A> {
             },
             Call::Destroy { .. } => {}
         }
+    }
+
+    /// What is registered says which GPU's context this thread needs from then on, if any.
+    fn register(
+        &mut self,
+        regions: &[RegionGeometry],
+        keep: Arc<dyn Any + Send + Sync>,
+        bound: &mut Option<ThreadBinding>,
+    ) -> Result<(), TransportError> {
+        if bound.is_none() {
+            *bound = bind_thread_to(regions).map_err(|error| TransportError {
+                operation: "register",
+                kind: FailureKind::Backend,
+                cause: format!("the agent's thread cannot use the memory's device: {error}"),
+                raw: None,
+            })?;
+        }
+        self.agent.register(regions, keep)
     }
 
     /// Polls what is in flight; whether anything has ended.

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::fabric::{Requirement, Unmet};
 use crate::ids::AgentName;
-use crate::layout::RegionGeometry;
+use crate::layout::{MemKind, RegionGeometry};
 use crate::memory::{ControlWords, Memory, MemoryError};
 
 /// Called when a window reaches a point; gets the number of descriptors copied so far.
@@ -85,7 +85,7 @@ struct AgentState {
 
 #[derive(Default)]
 struct State {
-    memories: BTreeMap<u64, Arc<SimMemory>>,
+    memories: BTreeMap<u64, Arc<dyn Memory>>,
     agents: HashMap<AgentName, AgentState>,
     operations: HashMap<u64, Operation>,
     script: VecDeque<Behaviour>,
@@ -127,8 +127,14 @@ impl SimFabric {
             .fetch_add(span, Ordering::Relaxed)
             .saturating_add(0x10_0000);
         let memory = Arc::new(SimMemory::new(base, len));
-        self.state.lock().memories.insert(base, Arc::clone(&memory));
+        self.adopt(base, Arc::clone(&memory) as Arc<dyn Memory>);
         memory
+    }
+
+    /// Takes memory of another kind into the fabric, by its first address: bytes are copied from and to it through
+    /// [`Memory`]. Its addresses must not be those of any other memory of this fabric.
+    pub fn adopt(&self, base: u64, memory: Arc<dyn Memory>) {
+        self.state.lock().memories.insert(base, memory);
     }
 
     /// Scripts the next windows posted by any agent; the front of the queue goes first.
@@ -203,7 +209,7 @@ impl SimFabric {
         copied
     }
 
-    fn find(&self, addr: u64) -> Option<Arc<SimMemory>> {
+    fn find(&self, addr: u64) -> Option<Arc<dyn Memory>> {
         let state = self.state.lock();
         state
             .memories
@@ -310,8 +316,12 @@ pub struct SimAgent {
     keep: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
-fn covers(regions: &[RegionGeometry], addr: u64, len: u64) -> bool {
-    regions.iter().any(|r| {
+/// Whether one region of this kind and device holds the range.
+fn covers(regions: &[RegionGeometry], (mem, device): (MemKind, u32), addr: u64, len: u64) -> bool {
+    let mut alike = regions
+        .iter()
+        .filter(|r| r.mem == mem && r.device == device);
+    alike.any(|r| {
         r.byte_len().is_ok_and(|size| {
             addr >= r.base
                 && addr
@@ -322,7 +332,14 @@ fn covers(regions: &[RegionGeometry], addr: u64, len: u64) -> bool {
 }
 
 impl SimAgent {
-    fn check(&self, peer: &AgentName, descriptors: &[Descriptor]) -> Result<(), TransportError> {
+    fn check(
+        &self,
+        peer: &AgentName,
+        ends: Ends,
+        descriptors: &[Descriptor],
+    ) -> Result<(), TransportError> {
+        let there = (ends.remote_mem, ends.remote_device);
+        let here = (ends.local_mem, ends.local_device);
         let reject = |cause: String| error("post read", FailureKind::Rejected, cause);
         if !self.peers.contains(peer) {
             return Err(reject(format!("peer {peer} is not loaded")));
@@ -336,10 +353,10 @@ impl SimAgent {
             ));
         };
         for d in descriptors {
-            if d.len == 0 || !covers(&remote.registered, d.remote, d.len) {
+            if d.len == 0 || !covers(&remote.registered, there, d.remote, d.len) {
                 return Err(reject(format!("{d:?}: remote range is not registered")));
             }
-            if !covers(&self.local, d.local, d.len) {
+            if !covers(&self.local, here, d.local, d.len) {
                 return Err(reject(format!("{d:?}: local range is not registered")));
             }
         }
@@ -408,14 +425,14 @@ impl Agent for SimAgent {
     fn post_read(
         &mut self,
         peer: &AgentName,
-        _ends: Ends,
+        ends: Ends,
         descriptors: &[Descriptor],
     ) -> Result<(u64, Progress), ReadFault> {
         let quiet = |error| ReadFault {
             error,
             after: AfterError::Quiet,
         };
-        self.check(peer, descriptors).map_err(quiet)?;
+        self.check(peer, ends, descriptors).map_err(quiet)?;
         let mut state = self.fabric.state.lock();
         let behaviour = state.script.pop_front().unwrap_or_default();
         if let Some(kind) = behaviour.refuse_post {

@@ -367,6 +367,7 @@ impl World {
             | ReadError::Transport { engine, .. }
             | ReadError::Deadline { engine, .. }
             | ReadError::PeerSilent { engine, .. }
+            | ReadError::Device { engine, .. }
             | ReadError::Fenced { engine } => engine,
             ReadError::Cancelled | ReadError::ShuttingDown | ReadError::DriverGone => return,
         };

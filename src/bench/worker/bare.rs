@@ -268,10 +268,16 @@ impl Reader for BareReader {
         for name in names {
             let case = self.cases.get(name)?;
             let (peer, descriptors_of) = (&self.peer.agent, &case.descriptors);
+            let ends = Ends {
+                remote_mem: self.peer.span.mem,
+                remote_device: self.peer.span.device,
+                local_mem: self.span.mem,
+                local_device: self.span.device,
+            };
             requests.push(if self.write {
-                self.agent.post_write(peer, Ends::HOST, descriptors_of)?
+                self.agent.post_write(peer, ends, descriptors_of)?
             } else {
-                self.agent.post_read(peer, Ends::HOST, descriptors_of)?
+                self.agent.post_read(peer, ends, descriptors_of)?
             });
             descriptors += case.descriptors.len() as u64;
             bytes += case.bytes;

@@ -10,6 +10,7 @@ use super::error::WorkerError;
 use super::settings::Settings;
 use crate::bench::pattern;
 use crate::bench::proto::Shape;
+use crate::memory::PoolMemory;
 
 /// What blocks are overwritten with before a read that is checked.
 pub const SPOILED: u8 = 0xA5;
@@ -23,10 +24,14 @@ pub fn pool(
     let options = HostOptions::default()
         .huge_pages(settings.huge_pages)
         .populate(true);
-    let (pool, report) = KvPool::host(settings.layout(shape)?, shape.blocks, &options)?;
-    about.insert("memory".into(), "host".into());
-    let huge_pages = report.huge_pages.to_string();
-    about.insert("huge_pages".into(), huge_pages.into());
+    let layout = settings.layout(shape)?;
+    let (pool, given) = settings.memory.pool(layout, shape.blocks, &options)?;
+    about.insert("memory".into(), settings.memory.to_string().into());
+    let what = match settings.memory {
+        PoolMemory::Host => "huge_pages",
+        PoolMemory::Cuda(_) => "gpu",
+    };
+    about.insert(what.into(), given.into());
     Ok(pool)
 }
 

@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value};
 
 pub use self::error::WorkerError;
-pub use self::settings::{Settings, check_memory};
+pub use self::settings::Settings;
 
 use self::blocks::Checked;
 use self::cases::BlockLists;
@@ -182,6 +182,12 @@ fn set_up(
         (Who::KvXfer, Role::Reader) => reader(engine::EngineReader::start(args, about)?),
         (Who::OneDescriptor, Role::Holder) => holder(bare::BareHolder::start(args, about)?),
         (Who::OneDescriptor, Role::Reader) => reader(bare::BareReader::start(args, about)?),
+        (Who::ProcessVmReadv | Who::Memcpy, _) if !args.settings.memory.is_host() => {
+            return Err(WorkerError::Setting(format!(
+                "the kernel and the processor cannot read {} memory",
+                args.settings.memory
+            )));
+        }
         (Who::ProcessVmReadv, Role::Holder) => holder(raw::RawHolder::start(args, about)?),
         (Who::ProcessVmReadv, Role::Reader) => {
             about.insert("transport".into(), "cma".into());

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::error::WorkerError;
 use crate::bench::proto::Shape;
 use crate::bench::row::Who;
+use crate::memory::PoolMemory;
 
 /// Tokens of a block of a shape that names no model, where its length allows.
 const BLOCK_TOKENS: u32 = 16;
@@ -28,8 +29,8 @@ pub struct Settings {
     pub same_descriptors: bool,
     /// For `one-descriptor`: write instead of read; what was written is read back to be checked.
     pub write: bool,
-    /// Kind of memory; only `host` can be had.
-    pub memory: String,
+    /// Where the pool is.
+    pub memory: PoolMemory,
     /// Where a holder's side channel listens.
     pub bind: SocketAddr,
     /// The host that a holder names in its descriptions, if not the bound address.
@@ -52,7 +53,7 @@ impl Default for Settings {
             lanes: None,
             same_descriptors: false,
             write: false,
-            memory: "host".to_owned(),
+            memory: PoolMemory::Host,
             bind: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             ceiling: false,
@@ -67,12 +68,9 @@ impl Settings {
     /// Reads them.
     ///
     /// # Errors
-    /// [`WorkerError`] when one has a bad value or asks for what this build has not.
+    /// [`WorkerError`] when one has a bad value.
     pub fn parse(settings: Map<String, Value>) -> Result<Self, WorkerError> {
-        let settings: Self =
-            serde_json::from_value(settings.into()).map_err(WorkerError::json("setting"))?;
-        check_memory(&settings.memory)?;
-        Ok(settings)
+        serde_json::from_value(settings.into()).map_err(WorkerError::json("setting"))
     }
 
     /// How the engine reads.
@@ -111,19 +109,6 @@ impl Settings {
         }
         Ok(layout)
     }
-}
-
-/// Whether this build can have memory of a kind.
-///
-/// # Errors
-/// [`WorkerError::Setting`] when it cannot.
-pub fn check_memory(memory: &str) -> Result<(), WorkerError> {
-    if memory == "host" {
-        return Ok(());
-    }
-    Err(WorkerError::Setting(format!(
-        "memory {memory}: this build has no GPU pools; use host"
-    )))
 }
 
 /// A model of as many layers as the shape has regions, made up so that a layer's bytes of a block
@@ -202,8 +187,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_refused() {
-        let error = parse(json!({"memory": "cuda:0"})).unwrap_err().to_string();
-        assert!(error.contains("no GPU pools"), "{error}");
+        let error = parse(json!({"memory": "gpu"})).unwrap_err().to_string();
+        assert!(error.contains("cuda:N"), "{error}");
+        let memory = parse(json!({"memory": "cuda:1"})).unwrap().memory;
+        assert_eq!(memory, PoolMemory::Cuda(1));
         assert!(parse(json!({"who": "nobody"})).is_err());
         assert_eq!(parse(json!({"lanes": 4})).unwrap().reader().lanes, 4);
         assert!(parse(json!({"unknown": [1]})).is_ok());

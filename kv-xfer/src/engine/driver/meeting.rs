@@ -134,11 +134,12 @@ impl<T: Transport> Driver<T> {
                         config: &self.config,
                         clock: self.clock.as_ref(),
                         landing: self.landing.as_ref(),
+                        memory: self.pool.memory().as_ref(),
                         local_blocks: self.pool.block_count(),
                         batch: &mut self.batch,
                     };
                     match read.start(link, &env) {
-                        Ok(()) => self.enqueue(place),
+                        Ok(()) => self.begin(place),
                         Err(error) => self.end(place, Err(error), now),
                     }
                     return;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ending;
+mod gates;
 mod meeting;
 mod turns;
 mod width;
@@ -23,9 +24,10 @@ use super::config::ReaderConfig;
 use super::connect::{ConnectError, Errand, Met};
 use super::error::ReadError;
 use super::handle::ReadId;
+use super::job::{ReadJob, Submitted};
 use super::lane::{Lane, LaneReport};
 use super::link::Link;
-use super::read::{ActiveRead, ReadJob, Submitted};
+use super::read::ActiveRead;
 use super::workers::Teardown;
 use crate::clock::{Clock, MonoTime};
 use crate::descriptor::{ClusterKey, LeaseRef};
@@ -163,6 +165,10 @@ pub(crate) struct Driver<T: Transport> {
     troubles: HashMap<PeerKey, String>,
     fencing: HashMap<u64, Fencing>,
     next_fence: u64,
+    /// Reads that wait for something to happen before they begin.
+    gated: Vec<Turn>,
+    /// When that was last looked at.
+    gates_looked: MonoTime,
     /// Reads with windows to be cut, peer by peer.
     turns: Vec<PeerTurns>,
     /// Reads that are so small that they need not wait for a turn.
@@ -221,6 +227,8 @@ impl<T: Transport> Driver<T> {
             troubles: HashMap::new(),
             fencing: HashMap::new(),
             next_fence: 1,
+            gated: Vec::new(),
+            gates_looked: MonoTime::ZERO,
             turns: Vec::new(),
             tiny: VecDeque::new(),
             was_tiny: false,
@@ -321,6 +329,7 @@ impl<T: Transport> Driver<T> {
             worked |= self.look_at_limits(now);
         }
         worked |= self.admit(now);
+        worked |= self.look_at_gates(now);
         worked |= self.take_reports(now);
         worked |= self.poll_posted(now);
         worked |= self.serve_turn(now);

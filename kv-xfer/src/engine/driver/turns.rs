@@ -411,6 +411,7 @@ impl<T: Transport> Driver<T> {
             config: &self.config,
             clock: self.clock.as_ref(),
             landing: self.landing.as_ref(),
+            memory: self.pool.memory().as_ref(),
             local_blocks: self.pool.block_count(),
             batch: &mut self.batch,
         };
@@ -445,6 +446,7 @@ impl<T: Transport> Driver<T> {
             config: &self.config,
             clock: self.clock.as_ref(),
             landing: self.landing.as_ref(),
+            memory: self.pool.memory().as_ref(),
             local_blocks: self.pool.block_count(),
             batch: &mut self.batch,
         };
