@@ -66,9 +66,10 @@ rm -f "$out"/ucx-*.log
 UCX_PROTO_INFO=y UCX_LOG_LEVEL=info UCX_LOG_FILE=$out/ucx-%p.log \
     timeout --kill-after=5 60 "$kvx" gpu-check --memory "$memory" --quick --timeout 55 --out "$out/carried.json" \
     >/dev/null 2>"$out/carried.err"
-# Of UCX's tables, those of reads from the other process: "into cuda/GPU0 from cuda: cuda_ipc/cuda". Threads write side by side.
+# Of UCX's tables, those of reads from the other process: "into cuda/GPU0 from cuda: cuda_ipc/cuda". Threads write side by side;
+# "[host:process:thread]" says who, with spaces after short numbers.
 awk -F'|' '
-    !match($1, /\[[^] ]*:[0-9]+:[0-9]+\]/) { next }
+    !match($1, /\[[^] ]*:[0-9]+ *:[0-9]+ *\]/) { next }
     { who = FILENAME substr($1, RSTART, RLENGTH) }
     NF == 3 { read[who] = sub(/.*remote memory read by ucp_get[^ ]* /, "", $2) ? $2 : ""; next }
     NF == 5 && read[who] != "" && $3 !~ /Description/ {
