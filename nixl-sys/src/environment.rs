@@ -110,9 +110,14 @@ impl Environment {
                 "a cut TCP connection is otherwise noticed after 15 minutes",
             )
             .with(
+                "UCX_TCP_CONN_NB",
+                "y",
+                "a peer that dies while it is being connected to crashes the process otherwise",
+            )
+            .with(
                 "UCX_TCP_MAX_CONN_RETRIES",
                 "1",
-                "a peer that dies while it is being connected to can abort the process otherwise",
+                "a peer that is gone is otherwise connected to 25 times",
             )
             .with("UCX_TCP_TX_SEG_SIZE", "256K", "faster reads over TCP")
             .with("UCX_TCP_RX_SEG_SIZE", "256K", "faster reads over TCP")

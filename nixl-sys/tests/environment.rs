@@ -31,6 +31,7 @@ fn the_recommendation_depends_on_rdma_only_where_it_must() {
         ("UCX_MODULES", "^efa"),
         ("UCX_LOG_FILE", "stderr"),
         ("UCX_TCP_USER_TIMEOUT", "5s"),
+        ("UCX_TCP_CONN_NB", "y"),
         ("UCX_TCP_MAX_CONN_RETRIES", "1"),
         ("UCX_TCP_TX_SEG_SIZE", "256K"),
         ("UCX_TCP_RX_SEG_SIZE", "256K"),

@@ -121,6 +121,8 @@ impl Holder {
             .arg("--ignored")
             .env(SPEC, serde_json::to_string(spec).unwrap())
             .env_remove(BODY)
+            // What is loaded into the reader is for the reader.
+            .env_remove("LD_PRELOAD")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

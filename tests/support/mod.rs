@@ -47,6 +47,7 @@ const BACKEND: &str = "KVX_TEST_BACKEND";
 const FINISHED: &str = "the body of the test has finished";
 
 /// Defines one test per carrier, which runs the function of that name in a process of its own.
+#[allow(unused_macros)]
 macro_rules! over {
     ($body:ident: $($carrier:ident),+) => {
         mod $body {
@@ -60,6 +61,7 @@ macro_rules! over {
         }
     };
 }
+#[allow(unused_imports)]
 pub(crate) use over;
 
 /// The variables that make NIXL use a carrier.
@@ -82,6 +84,11 @@ fn variables(carrier: &str) -> &'static [(&'static str, &'static str)] {
 
 /// Runs a test's body in a process of its own; fails if that fails or does not end.
 pub fn in_process(test: &str, carrier: &str, body: fn()) {
+    in_process_with(test, carrier, &[], body);
+}
+
+/// Like [`in_process`], with more variables in that process's environment.
+pub fn in_process_with(test: &str, carrier: &str, more: &[(&str, String)], body: fn()) {
     if std::env::var(BODY).is_ok_and(|wanted| wanted == test) {
         die_with_parent();
         body();
@@ -115,6 +122,7 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
     for variable in Environment::recommended().plan().set {
         command.env(variable.name, variable.value);
     }
+    command.envs(more.iter().map(|(name, value)| (name, value)));
     let mut child = command.spawn().unwrap();
     let limit = if long() { LONG_LIMIT } else { PROCESS_LIMIT };
     let until = Instant::now() + limit;
