@@ -81,6 +81,30 @@ fn with(mut environment: Environment, args: &FabricArgs) -> Environment {
     environment
 }
 
+/// UCX may use nothing else. By a variable: NIXL's parameter takes one transport, and there may be several.
+fn restricted(mut environment: Environment, args: &FabricArgs) -> Environment {
+    let backend = backend(args.backend.clone(), args.require);
+    if matches!(backend, Backend::Ucx(_))
+        && let Ok(Some(transports)) = Surroundings::here(&[]).transports(args.require)
+    {
+        environment = environment.with("UCX_TLS", &transports.join(","), "--require");
+    }
+    environment
+}
+
+/// The variables of a process that opens NIXL itself, for [`announce`].
+pub fn opening(args: &FabricArgs) -> Environment {
+    restricted(Environment::recommended(), args)
+}
+
+/// The variables of a child process that opens NIXL, which has been told what is required.
+pub fn environment() -> Environment {
+    opening(&FabricArgs {
+        require: required(),
+        backend: told_backend(),
+    })
+}
+
 /// Checks it on this machine, and has this process and its children keep to it. `environment` is what this process is to
 /// have besides. To be called first thing, before there are threads.
 ///

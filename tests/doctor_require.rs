@@ -151,14 +151,16 @@ fn every_command_refuses_at_once_and_says_what_would_help() {
         .output()
         .unwrap();
     assert_eq!(usage.status.code(), Some(2));
-    let conflict = Command::new(KVX)
-        .args(["demo", "--require", "shm"])
-        .env("UCX_TLS", "tcp")
-        .output()
-        .unwrap();
-    assert_eq!(conflict.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&conflict.stderr);
-    assert!(text.contains("UCX_TLS=tcp"), "{text}");
+    for tls in ["tcp", "cma,self,tcp", "all"] {
+        let conflict = Command::new(KVX)
+            .args(["demo", "--require", "shm"])
+            .env("UCX_TLS", tls)
+            .output()
+            .unwrap();
+        assert_eq!(conflict.status.code(), Some(1), "{tls}");
+        let text = String::from_utf8_lossy(&conflict.stderr);
+        assert!(text.contains(&format!("UCX_TLS={tls}")), "{text}");
+    }
 }
 
 #[test]

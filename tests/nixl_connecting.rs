@@ -43,11 +43,14 @@ fn held_in(call: &'static str, test: &str, carrier: &str) {
         Ok(library) => library,
         Err(why) => return skipped(test, why),
     };
-    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let path = |path: &Path| Some(path.to_str().unwrap().to_owned());
     let late = [
         ("LD_PRELOAD", path(&library)),
         (DIRECTORY, path(dir.path())),
-        (CALL, call.to_owned()),
+        (CALL, Some(call.to_owned())),
+        // What UCX is told without any variable is enough.
+        ("UCX_TCP_CONN_NB", None),
+        ("UCX_TCP_MAX_CONN_RETRIES", None),
     ];
     in_process_with(test, carrier, &late, dies_while_it_is_connected_to);
 }

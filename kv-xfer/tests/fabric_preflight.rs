@@ -222,6 +222,15 @@ fn other_rdma_is_told_from_efa() {
     };
     here.check(Requirement::Rdma, UCX).unwrap();
     assert!(here.check(Requirement::Efa, UCX).is_err());
+    let named = |here: &kv_xfer::fabric::Surroundings| here.transports(Requirement::Rdma);
+    assert_eq!(named(&here).unwrap().unwrap(), ["rc", "dc", "ud"]);
+    let p5en = Machine::p5en();
+    let here = kv_xfer::fabric::Surroundings {
+        devices: findings(&p5en, &[]).devices,
+        ..here
+    };
+    // Without `cuda_copy` UCX takes GPU memory for the host's.
+    assert_eq!(named(&here).unwrap().unwrap(), ["srd", "cuda_copy"]);
     let before = Counters::read(machine.root());
     machine.put(&format!("{class}/ports/1/counters/port_rcv_data"), "3500");
     // Words of four bytes.

@@ -8,7 +8,7 @@ use kv_xfer::descriptor::BlockIdsJson;
 use kv_xfer::engine::{Direction, Engine, LeaseSpec};
 use kv_xfer::ids::{BlockId, LeaseId, RequestId};
 use kv_xfer::peer::PeerAddr;
-use nixl_sys::{Environment, EnvironmentOutcome};
+use nixl_sys::EnvironmentOutcome;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -308,7 +308,7 @@ fn unexpected(answer: FromHolders) -> BenchError {
 /// The process of the holders.
 #[must_use]
 pub fn serve() -> Exit {
-    let report = Environment::recommended().apply_single_threaded();
+    let report = require::environment().apply_single_threaded();
     if report.outcome != EnvironmentOutcome::Applied {
         tracing::warn!("{report}");
     }

@@ -71,7 +71,7 @@ pub fn run(args: &BenchArgs) -> Exit {
     let environment = match &args.bench {
         BenchKind::Holders => return holders::serve(),
         // These read in this process: NIXL and UCX look at the variables, and there are no threads yet.
-        BenchKind::Latency(_) | BenchKind::Scale(_) => Environment::recommended(),
+        BenchKind::Latency(_) | BenchKind::Scale(_) => require::opening(&args.fabric),
         BenchKind::Read(_) | BenchKind::Compare(_) => Environment::empty(),
     };
     if let Err(unmet) = require::announce(environment, &args.fabric) {
@@ -302,7 +302,7 @@ pub fn run_target(args: &TargetArgs) -> Exit {
 /// `kvx bench-worker`.
 #[must_use]
 pub fn run_worker() -> Exit {
-    let report = Environment::recommended().apply_single_threaded();
+    let report = require::environment().apply_single_threaded();
     if report.outcome != EnvironmentOutcome::Applied {
         tracing::warn!("{report}");
     }

@@ -90,7 +90,7 @@ pub fn run_prefill() -> Exit {
 
 /// Prepares the environment that NIXL and UCX read, before there are threads, then serves.
 fn child(serve: fn(&mut Parent) -> Result<(), SideError>) -> Exit {
-    let report = Environment::recommended().apply_single_threaded();
+    let report = require::environment().apply_single_threaded();
     if report.outcome != EnvironmentOutcome::Applied {
         tracing::warn!("{report}");
     }

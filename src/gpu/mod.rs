@@ -14,7 +14,7 @@ use std::{fs, io};
 
 use clap::Args;
 use kv_xfer::memory::cuda::CudaDevice;
-use nixl_sys::{Environment, EnvironmentOutcome};
+use nixl_sys::EnvironmentOutcome;
 
 use self::reader::{Pair, copy_rates};
 use self::report::GpuReport;
@@ -82,7 +82,7 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 #[must_use]
 pub fn run(args: &GpuCheckArgs) -> Exit {
     // Both for this process, which reads, and for the other.
-    if let Err(unmet) = require::announce(Environment::recommended(), &args.fabric) {
+    if let Err(unmet) = require::announce(require::opening(&args.fabric), &args.fabric) {
         eprintln!("{unmet}");
         return Exit::CheckFailed;
     }
@@ -145,7 +145,7 @@ fn publish(args: &GpuCheckArgs, report: &GpuReport) -> io::Result<()> {
 /// The holder's process.
 #[must_use]
 pub fn run_holder() -> Exit {
-    let report = Environment::recommended().apply_single_threaded();
+    let report = require::environment().apply_single_threaded();
     if report.outcome != EnvironmentOutcome::Applied {
         tracing::warn!("{report}");
     }

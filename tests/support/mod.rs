@@ -87,8 +87,8 @@ pub fn in_process(test: &str, carrier: &str, body: fn()) {
     in_process_with(test, carrier, &[], body);
 }
 
-/// Like [`in_process`], with more variables in that process's environment.
-pub fn in_process_with(test: &str, carrier: &str, more: &[(&str, String)], body: fn()) {
+/// Like [`in_process`], with more variables in that process's environment, or fewer.
+pub fn in_process_with(test: &str, carrier: &str, more: &[(&str, Option<String>)], body: fn()) {
     if std::env::var(BODY).is_ok_and(|wanted| wanted == test) {
         die_with_parent();
         body();
@@ -122,7 +122,12 @@ pub fn in_process_with(test: &str, carrier: &str, more: &[(&str, String)], body:
     for variable in Environment::recommended().plan().set {
         command.env(variable.name, variable.value);
     }
-    command.envs(more.iter().map(|(name, value)| (name, value)));
+    for (name, value) in more {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
     let mut child = command.spawn().unwrap();
     let limit = if long() { LONG_LIMIT } else { PROCESS_LIMIT };
     let until = Instant::now() + limit;

@@ -135,7 +135,8 @@ pub struct EngineConfig {
     pub dial: DialPolicy,
     /// What must carry the bytes of every peer. An engine on a machine that has nothing of the kind does not start, and
     /// a peer whose bytes go another way is not read from. Both ends of a connection should require the same: with
-    /// `shm` and `nvlink` nothing is left that notices dead peers, on which UCX wants them to agree.
+    /// `shm` and `nvlink` nothing is left that notices dead peers, on which UCX wants them to agree. With UCX, what takes more than
+    /// one of its transports takes a variable too: apply [`UcxSettings::environment`](crate::fabric::UcxSettings::environment).
     pub require: Requirement,
     /// How it makes sure of that.
     pub fabric: FabricConfig,

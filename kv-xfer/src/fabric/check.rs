@@ -139,46 +139,55 @@ impl Surroundings {
         self.transports(requirement).map(drop)
     }
 
-    /// The transports that UCX may use: those that the requirement admits, and of those the ones that the user's
-    /// `UCX_TLS` leaves. `None`: those that UCX chooses.
+    /// The transports that UCX may use: those that the user's `UCX_TLS` names, which must all be admitted, else those that the
+    /// requirement admits and for which there are devices. `None`: those that UCX chooses.
     ///
     /// # Errors
-    /// [`Unmet`] when none is left that could carry anything.
+    /// [`Unmet`] when `UCX_TLS` allows something else too, or nothing that could carry anything: it overrules whatever
+    /// NIXL is told.
     pub fn transports(&self, requirement: Requirement) -> Result<Option<Vec<String>>, Unmet> {
         let Some(admitted) = requirement.ucx_transports() else {
             return Ok(None);
         };
-        let admitted = || admitted.iter().copied().map(str::to_owned);
-        let Some(tls) = self.ucx_tls.as_deref().filter(|tls| *tls != "all") else {
-            return Ok(Some(admitted().collect()));
+        let Some(tls) = self.ucx_tls.as_deref() else {
+            return Ok(Some(self.provided(admitted)));
         };
-        let left: Vec<String> = match tls.strip_prefix('^') {
-            Some(without) => {
-                let without: Vec<&str> = without.split(',').collect();
-                admitted()
-                    .filter(|name| !without.contains(&name.as_str()))
-                    .collect()
-            }
-            None => tls
-                .split(',')
-                .filter(|name| match Carrier::of_ucx(name) {
-                    Some(carrier) => requirement.admits(carrier),
-                    None => true,
-                })
-                .map(str::to_owned)
-                .collect(),
+        let unmet = |what: String| {
+            let wanted = self.provided(admitted).join(",");
+            Err(Unmet {
+                wanted: requirement,
+                found: format!("UCX_TLS={tls}, which {what}"),
+                fix: format!("unset UCX_TLS, or set UCX_TLS={wanted}"),
+            })
         };
-        if left.iter().any(|name| Carrier::of_ucx(name).is_some()) {
-            return Ok(Some(left));
+        if tls == "all" || tls.starts_with('^') {
+            return unmet("does not say what may be used".to_owned());
         }
-        Err(Unmet {
-            wanted: requirement,
-            found: format!("UCX_TLS={tls}, which leaves none of its transports"),
-            fix: format!(
-                "unset UCX_TLS, or add one of {}",
-                requirement.ucx_transports().unwrap_or_default().join(", ")
-            ),
-        })
+        let names: Vec<&str> = tls.split(',').map(str::trim).collect();
+        let other = |name: &&str| Carrier::of_ucx(name).is_some_and(|c| !requirement.admits(c));
+        if let Some(other) = names.iter().copied().find(other) {
+            return unmet(format!("allows {other}"));
+        }
+        if !names.iter().any(|name| Carrier::of_ucx(name).is_some()) {
+            return unmet("leaves none of its transports".to_owned());
+        }
+        Ok(Some(names.into_iter().map(str::to_owned).collect()))
+    }
+
+    /// Those of some transports that this machine has devices for; all of them where it has none for any. UCX warns of each
+    /// one that it is told to use and does not have.
+    fn provided(&self, transports: &[&str]) -> Vec<String> {
+        let devices = &self.devices;
+        let provided = |name: &&str| match Carrier::of_ucx(name) {
+            Some(Carrier::Efa) => devices.efa().next().is_some(),
+            Some(Carrier::Rdma) => devices.rdma.iter().any(|nic| !nic.is_efa()),
+            Some(Carrier::Shm | Carrier::Tcp) => true,
+            // `cuda_copy` makes UCX know GPU memory.
+            Some(Carrier::Nvlink) | None => devices.visible_gpus().next().is_some(),
+        };
+        let some: Vec<&str> = transports.iter().copied().filter(provided).collect();
+        let kept = if some.is_empty() { transports } else { &some };
+        kept.iter().copied().map(str::to_owned).collect()
     }
 }
 
@@ -219,15 +228,33 @@ mod tests {
     fn the_users_own_choice_is_kept_to() {
         let left = |tls, requirement| bare(Some(tls)).transports(requirement);
         assert_eq!(left("tcp,cma", Requirement::Any), Ok(None));
-        let shm = left("cma,self,tcp", Requirement::Shm).unwrap().unwrap();
+        let shm = left("cma,self", Requirement::Shm).unwrap().unwrap();
         assert_eq!(shm, ["cma", "self"]);
-        let tcp = left("^sm", Requirement::Tcp).unwrap().unwrap();
-        assert_eq!(tcp, ["tcp", "cuda_copy"]);
-        let unmet = left("tcp", Requirement::Shm).unwrap_err();
-        assert!(unmet.to_string().contains("UCX_TLS=tcp"), "{unmet}");
-        assert!(left("^sm", Requirement::Shm).is_err());
         let rdma = left("rc_mlx5,self", Requirement::Rdma).unwrap().unwrap();
         assert_eq!(rdma, ["rc_mlx5", "self"]);
+        for (tls, requirement, why) in [
+            ("tcp", Requirement::Shm, "allows tcp"),
+            ("cma,self,tcp", Requirement::Shm, "allows tcp"),
+            ("rc,sm", Requirement::Rdma, "allows sm"),
+            ("all", Requirement::Tcp, "does not say"),
+            ("^sm", Requirement::Tcp, "does not say"),
+            ("self,cuda_copy", Requirement::Tcp, "leaves none"),
+        ] {
+            let unmet = left(tls, requirement).unwrap_err().to_string();
+            let told = [why, &format!("UCX_TLS={tls}")]
+                .iter()
+                .all(|part| unmet.contains(part));
+            assert!(told, "{unmet}");
+        }
+    }
+
+    #[test]
+    fn only_what_has_devices_is_named() {
+        let named = |requirement| bare(None).transports(requirement).unwrap().unwrap();
+        assert_eq!(named(Requirement::Tcp), ["tcp"]);
+        assert_eq!(named(Requirement::Shm), ["sm"]);
+        // With no device at all UCX is to say so.
+        assert_eq!(named(Requirement::Efa), ["srd", "cuda_copy"]);
     }
 
     #[test]

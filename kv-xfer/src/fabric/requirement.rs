@@ -139,7 +139,8 @@ impl Requirement {
         }
     }
 
-    /// The transports that UCX may use; `None`: those that it chooses.
+    /// The transports that UCX may use; `None`: those that it chooses. [`Surroundings::transports`](super::Surroundings::transports)
+    /// says which of them a machine has devices for.
     ///
     /// What UCX is not allowed it does not fall back to: without a device for one of these, the backend cannot be created.
     #[must_use]
@@ -149,7 +150,7 @@ impl Requirement {
             Self::Efa => Some(&["srd", "cuda_copy"]),
             Self::Rdma => Some(&["rc", "dc", "ud", "srd", "cuda_copy"]),
             Self::Nvlink => Some(&["cuda_ipc", "cuda_copy", "sm", "self"]),
-            Self::Shm => Some(&["sm", "self"]),
+            Self::Shm => Some(&["sm"]),
             Self::Tcp => Some(&["tcp", "cuda_copy"]),
         }
     }

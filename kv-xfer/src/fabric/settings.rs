@@ -32,7 +32,8 @@ pub enum ErrorHandling {
 /// Settings of the UCX backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UcxSettings {
-    /// Transports that may be used; `None`: those that UCX chooses. Parameter `engine_config`, as `TLS=…`.
+    /// Transports that may be used; `None`: those that UCX chooses. Variable `UCX_TLS`; a single one also by the parameter
+    /// `engine_config`, which NIXL takes apart at commas.
     pub transports: Option<Vec<String>>,
     /// Devices that may be used, such as `mlx5_0:1`; empty: all. Parameter `device_list`.
     pub devices: Vec<String>,
@@ -92,8 +93,8 @@ impl UcxSettings {
     pub fn backend(&self) -> BackendConfig {
         let mut params = Vec::new();
         let mut add = |name: &str, value: String| params.push((name.to_owned(), value));
-        if let Some(transports) = &self.transports {
-            add("engine_config", format!("TLS={}", transports.join(",")));
+        if let Some([transport]) = self.transports.as_deref() {
+            add("engine_config", format!("TLS={transport}"));
         }
         if !self.devices.is_empty() {
             add("device_list", self.devices.join(","));
@@ -138,6 +139,10 @@ impl UcxSettings {
                 &self.log_file,
                 "UCX logs to standard output otherwise",
             );
+        if let Some(transports) = &self.transports {
+            let allowed = transports.join(",");
+            environment = environment.with("UCX_TLS", &allowed, "nothing else may carry bytes");
+        }
         match &self.log_level {
             Some(level) => {
                 environment.with("UCX_LOG_LEVEL", level, "at info UCX says what it uses")
@@ -327,11 +332,12 @@ mod tests {
         let shm = UcxSettings::default().require(Requirement::Shm).backend();
         assert_eq!(shm.name, "UCX");
         let param = |name: &str| ("engine_config".to_owned(), name.to_owned());
-        assert!(shm.params.contains(&param("TLS=sm,self")));
+        assert!(shm.params.contains(&param("TLS=sm")));
         let none = ("ucx_error_handling_mode".to_owned(), "none".to_owned());
         assert!(shm.params.contains(&none));
         let rdma = UcxSettings::default().require(Requirement::Rdma).backend();
-        assert!(rdma.params.contains(&param("TLS=rc,dc,ud,srd,cuda_copy")));
+        // NIXL would take the first and leave the others out.
+        assert!(rdma.params.iter().all(|(name, _)| name != "engine_config"));
         assert!(!rdma.params.contains(&none));
         let any = UcxSettings::default().require(Requirement::Any).backend();
         assert_eq!(any, BackendConfig::default());
@@ -352,6 +358,14 @@ mod tests {
             .require(Requirement::Efa)
             .environment();
         assert!(efa.variables().iter().all(|v| v.name != "UCX_MODULES"));
+        let rdma = UcxSettings::default()
+            .require(Requirement::Rdma)
+            .environment();
+        let tls = rdma.variables().iter().find(|v| v.name == "UCX_TLS");
+        assert_eq!(
+            tls.map(|v| v.value.as_str()),
+            Some("rc,dc,ud,srd,cuda_copy")
+        );
     }
 
     #[test]

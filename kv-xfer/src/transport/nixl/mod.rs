@@ -13,6 +13,7 @@ mod agent;
 mod direct;
 mod fault;
 mod gate;
+mod params;
 mod staying;
 
 use std::ffi::CString;
@@ -24,9 +25,12 @@ pub use agent::{NixlAgent, NixlRequest};
 
 use self::agent::Kind;
 use self::direct::Direct;
+use self::params::Params;
 use super::aside::Aside;
 use super::{AgentRole, FailureKind, Transport, TransportError, TransportInfo};
-use crate::fabric::{LIBFABRIC, Plugin, Requirement, Surroundings, UcxSettings, Unmet};
+use crate::fabric::{
+    ErrorHandling, LIBFABRIC, Plugin, Requirement, Surroundings, UCX, UcxSettings, Unmet,
+};
 use crate::ids::AgentName;
 use crate::memory::{ControlWords, HostWords};
 
@@ -62,17 +66,19 @@ pub struct NixlTransport {
     library: Arc<Library>,
     backend: BackendConfig,
     plugin: CString,
-    params: Vec<(CString, CString)>,
+    params: Params,
     /// What it has been held to, with the parameters for that.
-    held: OnceLock<(Requirement, Vec<(CString, CString)>)>,
+    held: OnceLock<(Requirement, Params)>,
 }
 
 impl NixlTransport {
-    /// Uses a loaded library with a backend.
+    /// Uses a loaded library with a backend. UCX is told besides how to connect over TCP, unless variables or the parameter
+    /// `engine_config` say otherwise: its defaults crash a process whose peer dies at the wrong moment, and wait a quarter of an hour for
+    /// a cut link.
     ///
     /// # Errors
-    /// [`TransportError`] of kind `Unsupported` when the installation has no such plugin; it lists
-    /// those that there are.
+    /// [`TransportError`] of kind `Unsupported` when the installation has no such plugin (it lists those that there are), and when
+    /// NIXL would not understand a parameter.
     pub fn new(
         library: Arc<Library>,
         backend: impl Into<BackendConfig>,
@@ -93,14 +99,12 @@ impl NixlTransport {
                 plugins.join(", ")
             )));
         }
-        let text =
-            |what, value: &str| c_string(what, value).map_err(|e| unsupported(e.to_string()));
-        let plugin = text("backend name", &backend.name)?;
-        let params = backend
-            .params
-            .iter()
-            .map(|(key, value)| Ok((text("parameter name", key)?, text("parameter", value)?)))
-            .collect::<Result<_, TransportError>>()?;
+        let plugin =
+            c_string("backend name", &backend.name).map_err(|e| unsupported(e.to_string()))?;
+        let mut params = Params::new(&backend.params).map_err(unsupported)?;
+        if backend.name == UCX {
+            params.connect_safely().map_err(unsupported)?;
+        }
         Ok(Self {
             library,
             backend,
@@ -111,32 +115,34 @@ impl NixlTransport {
     }
 
     /// The parameters that hold the backend to a requirement, on top of the caller's.
-    fn held_to(&self, wanted: Requirement) -> Result<Vec<(CString, CString)>, Unmet> {
+    fn held_to(&self, wanted: Requirement) -> Result<Params, Unmet> {
         let mut params = self.params.clone();
         let here = Surroundings::here(&self.library.report().ucx_modules);
         here.check(wanted, &self.backend.name)?;
         if self.backend.name == LIBFABRIC {
             return Ok(params);
         }
-        let settings = UcxSettings {
-            transports: here.transports(wanted)?,
-            ..UcxSettings::default().require(wanted)
-        };
-        for (name, value) in settings.backend().params {
-            let unmet = |found: String| Unmet {
-                wanted,
-                found,
-                fix: "leave that parameter to the requirement".to_owned(),
-            };
-            let bad = |error: nixl_sys::CallError| unmet(error.to_string());
-            let name = c_string("parameter name", &name).map_err(bad)?;
-            let value = c_string("parameter", &value).map_err(bad)?;
-            match params.iter().find(|(given, _)| *given == name) {
-                None => params.push((name, value)),
-                Some((_, given)) if *given == value => {}
-                Some((_, given)) => {
-                    let (name, given) = (name.to_string_lossy(), given.to_string_lossy());
-                    return Err(unmet(format!("the backend's parameter {name}={given}")));
+        let unmet = |found: String, fix: String| Unmet { wanted, found, fix };
+        let clash = |found| unmet(found, "leave that parameter to the requirement".to_owned());
+        let settings = UcxSettings::default().require(wanted);
+        if settings.error_handling == ErrorHandling::None {
+            params
+                .set("ucx_error_handling_mode", "none")
+                .map_err(clash)?;
+        }
+        // Where the variable is set NIXL does not look at the parameter, and all that it allows has been found admitted.
+        if here.ucx_tls.is_none() {
+            match here.transports(wanted)?.as_deref() {
+                None => {}
+                Some([transport]) => params.set_for_ucx("TLS", transport).map_err(clash)?,
+                Some(transports) => {
+                    let found =
+                        "no variable UCX_TLS, and NIXL's parameter takes one transport only";
+                    let fix = format!(
+                        "set UCX_TLS={} before NIXL is loaded, as UcxSettings::environment does",
+                        transports.join(",")
+                    );
+                    return Err(unmet(found.to_owned(), fix));
                 }
             }
         }
@@ -189,7 +195,10 @@ impl Transport for NixlTransport {
             name,
             &config,
             &self.plugin,
-            self.held.get().map_or(&self.params, |(_, params)| params),
+            self.held
+                .get()
+                .map_or(&self.params, |(_, params)| params)
+                .as_slice(),
         );
         let agent = agent.map_err(|error| {
             if libfabric {
