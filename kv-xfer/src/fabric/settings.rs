@@ -35,7 +35,8 @@ pub struct UcxSettings {
     /// Transports that may be used; `None`: those that UCX chooses. Variable `UCX_TLS`; a single one also by the parameter
     /// `engine_config`, which NIXL takes apart at commas.
     pub transports: Option<Vec<String>>,
-    /// Devices that may be used, such as `mlx5_0:1`; empty: all. Parameter `device_list`.
+    /// Network devices that may be used, in UCX's words, such as `mlx5_0:1` or `eth0`; empty: all. Variable `UCX_NET_DEVICES`. The first ports of RDMA
+    /// devices also by the parameter `device_list`: NIXL puts `:1` behind each name in it.
     pub devices: Vec<String>,
     /// What is done about peers that die. Parameter `ucx_error_handling_mode`.
     pub error_handling: ErrorHandling,
@@ -96,8 +97,11 @@ impl UcxSettings {
         if let Some([transport]) = self.transports.as_deref() {
             add("engine_config", format!("TLS={transport}"));
         }
-        if !self.devices.is_empty() {
-            add("device_list", self.devices.join(","));
+        let first_ports = self.devices.iter().map(|name| name.strip_suffix(":1"));
+        match first_ports.collect::<Option<Vec<_>>>() {
+            // NIXL parts them at a comma with a space.
+            Some(names) if !names.is_empty() => add("device_list", names.join(", ")),
+            _ => {}
         }
         if self.error_handling == ErrorHandling::None {
             add("ucx_error_handling_mode", "none".to_owned());
@@ -142,6 +146,10 @@ impl UcxSettings {
         if let Some(transports) = &self.transports {
             let allowed = transports.join(",");
             environment = environment.with("UCX_TLS", &allowed, "nothing else may carry bytes");
+        }
+        if !self.devices.is_empty() {
+            let devices = self.devices.join(",");
+            environment = environment.with("UCX_NET_DEVICES", &devices, "the devices to use");
         }
         match &self.log_level {
             Some(level) => {
@@ -366,6 +374,29 @@ mod tests {
             tls.map(|v| v.value.as_str()),
             Some("rc,dc,ud,srd,cuda_copy")
         );
+    }
+
+    #[test]
+    fn devices_are_named_as_nixl_and_ucx_take_them() {
+        let settings = |devices: &[&str]| UcxSettings {
+            devices: devices.iter().copied().map(str::to_owned).collect(),
+            ..UcxSettings::default()
+        };
+        let listed = |devices: &[&str]| settings(devices).backend().params;
+        let variable = |devices: &[&str]| {
+            let environment = settings(devices).environment();
+            let mut variables = environment.variables().iter();
+            let found = variables.find(|v| v.name == "UCX_NET_DEVICES");
+            found.map(|v| v.value.clone())
+        };
+        let two = ["mlx5_0:1", "mlx5_1:1"];
+        let list = ("device_list".to_owned(), "mlx5_0, mlx5_1".to_owned());
+        assert_eq!(listed(&two), [list]);
+        assert_eq!(variable(&two).as_deref(), Some("mlx5_0:1,mlx5_1:1"));
+        // NIXL would ask UCX for `eth0:1`.
+        assert_eq!(listed(&["mlx5_0:1", "eth0"]), []);
+        assert_eq!(variable(&["eth0"]).as_deref(), Some("eth0"));
+        assert_eq!((listed(&[]), variable(&[])), (Vec::new(), None));
     }
 
     #[test]
