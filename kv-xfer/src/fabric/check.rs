@@ -7,6 +7,9 @@ use super::devices::Devices;
 use super::requirement::{Carrier, Requirement, Unmet};
 use super::settings::LIBFABRIC;
 
+/// Transports of UCX that carry nothing between processes: within one, and between its memory and that of its GPUs.
+const WITHIN: [&str; 5] = ["self", "cuda_copy", "gdr_copy", "rocm_copy", "ze_copy"];
+
 /// What a check looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Surroundings {
@@ -164,9 +167,13 @@ impl Surroundings {
             return unmet("does not say what may be used".to_owned());
         }
         let names: Vec<&str> = tls.split(',').map(str::trim).collect();
-        let other = |name: &&str| Carrier::of_ucx(name).is_some_and(|c| !requirement.admits(c));
-        if let Some(other) = names.iter().copied().find(other) {
-            return unmet(format!("allows {other}"));
+        for name in names.iter().copied().filter(|name| !WITHIN.contains(name)) {
+            match Carrier::of_ucx(name) {
+                Some(carrier) if requirement.admits(carrier) => {}
+                Some(_) => return unmet(format!("allows {name}")),
+                // UCX has other ways to write a name (`\tcp`, `tcp:aux`).
+                None => return unmet(format!("names {name}, which is not known")),
+            }
         }
         if !names.iter().any(|name| Carrier::of_ucx(name).is_some()) {
             return unmet("leaves none of its transports".to_owned());
@@ -239,6 +246,9 @@ mod tests {
             ("all", Requirement::Tcp, "does not say"),
             ("^sm", Requirement::Tcp, "does not say"),
             ("self,cuda_copy", Requirement::Tcp, "leaves none"),
+            // UCX takes both for TCP.
+            ("sm,\\tcp", Requirement::Shm, "not known"),
+            ("sm,tcp:aux", Requirement::Shm, "not known"),
         ] {
             let unmet = left(tls, requirement).unwrap_err().to_string();
             let told = [why, &format!("UCX_TLS={tls}")]
